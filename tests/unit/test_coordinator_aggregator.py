@@ -26,7 +26,6 @@ from coordinator.vectors import slab_buffers
 from coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
-from silo_wire.plans.lorar import Weighting
 from silo_wire.plans.plan import AggregationSection, PlanBundle
 from silo_wire.server_step.server_optimizer import optimizer_named, slots
 from tests.support.coordinator_edges import (
@@ -141,13 +140,14 @@ def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> V
                     silo=silo,
                     examples=SENT[silo][0],
                     loss_reduction=SENT[silo][1],
+                    optimizer_steps=1,
                     delta_norm=norm_in_chunks(
                         as_bytes(place, deltas[silo]), place.bundle.plan.wire.update, SENT[silo][2]
                     ),
                 )
                 for silo in vectors
             ],
-            weighting=Weighting(section.weighting),
+            weighting=section.weighs,
             caps=WeightCaps(
                 max_weight=section.max_weight or None,
                 max_weight_share=section.max_weight_share or None,

@@ -39,7 +39,6 @@ from lorica_security.secure_aggregation.coordinator_machine import Unmask
 from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype, masked_layout
 from silo_wire.messages import RoundKey
-from silo_wire.plans.lorar import Weighting, raw_weight
 from silo_wire.plans.plan import AggregationSection
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
@@ -86,7 +85,6 @@ class Aggregator:
         self._section = section
         self._privacy = privacy if privacy is not None and privacy.level == "silo" else None
         self._releases = releases
-        self._weighting = Weighting(section.weighting)
         self._caps = WeightCaps(
             max_weight=section.max_weight or None,
             max_weight_share=section.max_weight_share or None,
@@ -107,7 +105,7 @@ class Aggregator:
         """
         if self._privacy is not None:
             return self._aggregate_privately(key, base_model, updates, self._privacy)
-        cohort = weigh([_summary(update) for update in updates], weighting=self._weighting, caps=self._caps)
+        cohort = weigh([_summary(update) for update in updates], weighting=self._section.weighs, caps=self._caps)
         return self.apply(key, base_model, cohort, updates)
 
     def apply(
@@ -152,7 +150,7 @@ class Aggregator:
         factors = []
         for update in by_name:
             summary = _summary(update)
-            weight = raw_weight(self._weighting, examples=summary.examples, loss_reduction=summary.loss_reduction)
+            weight = self._section.weighs.raw_weight(summary)
             factors.append(arithmetic.factor(weight=weight, delta_norm=summary.delta_norm))
         spools = [(update.silo, self._committed(key, update.silo, update.digest)) for update in by_name]
         statement = release_statement(
@@ -411,6 +409,7 @@ def _summary(update: CommittedUpdate) -> SiloSummary:
             silo=update.silo,
             examples=update.examples,
             loss_reduction=update.loss_reduction,
+            optimizer_steps=update.summary.optimizer_steps,
             delta_norm=update.delta_norm,
         )
     except MalformedMessage as error:

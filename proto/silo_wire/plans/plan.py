@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from google.protobuf.message import DecodeError
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from lorica_security.console.strict_toml import NameText, Section, ShownText, describe, parse_toml
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from lorica_security.identifiers import NAME_RULE, silo_name
+from silo_wire.algorithm import Number
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, ParameterDtype, masked_layout
 from silo_wire.plans.adapters import AdaptersSection, adapter_layout
@@ -36,6 +37,8 @@ from silo_wire.plans.privacy import LEAST_BOUND, MOST_BOUND, PrivacySection, Rel
 from silo_wire.plans.timetable import Timetable
 from silo_wire.plans.work import COMMON, MOST_SETTINGS, MOST_WORK_RATIO, Work, widest_gap
 from silo_wire.v1 import federation_pb2
+from silo_wire.weightings.named import WeightingName, named_for, weighting_named
+from silo_wire.weightings.weighting import Weighting
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -79,10 +82,6 @@ BUNDLE_FILES = frozenset(
 """The only files a bundle may hold. Each is data; those in JSON may not name code."""
 
 
-FIRST_MAX_WEIGHT: Final = {"lorar": "half of its examples", "size": "its examples", "loss_reduction": "0.5"}
-"""By weighting, what is said of the largest silo before a round has shown what silos weigh; "equal" has a cap anyway."""
-
-
 class ScheduleSection(Section):
     """When rounds open and close. Each phase has one deadline; `min_silos` is the quorum of every one of them."""
 
@@ -101,7 +100,7 @@ class AggregationSection(Section):
     Under secure aggregation the coordinator sees only sums: each silo itself applies `max_weight` and `max_delta_norm`.
     """
 
-    weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
+    weighting: WeightingName = "lorar"
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -139,9 +138,14 @@ class AggregationSection(Section):
         return self
 
     @property
+    def weighs(self) -> Weighting:
+        """The weighting as a value."""
+        return weighting_named(self.weighting)
+
+    @property
     def weight_cap(self) -> float:
         """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level privacy."""
-        return 1.0 if self.weighting == "equal" else self.max_weight
+        return self.max_weight if self.weighs.only_weight is None else self.weighs.only_weight
 
     @property
     def least_weight(self) -> float:
@@ -285,6 +289,7 @@ class Plan(Section):
         yield from self._of_the_share_cap()
         yield from self._of_the_initial_model()
         yield from self._of_adapters()
+        yield from self._of_the_weighting()
         if self.aggregation.secure_aggregation:
             yield from self._of_sums_alone()
             yield from self._of_steps_that_tell()
@@ -306,6 +311,14 @@ class Plan(Section):
                 "new plan with coordinator plan new"
             )
 
+    def _of_the_weighting(self) -> Iterator[str]:
+        weighting = self.aggregation.weighs
+        for it in weighting.clashes(self.training):
+            yield (
+                f'{it.key} = {it.value} does not go with [aggregation] weighting = "{weighting.name}", {it.why}: set it to '
+                f"{it.needed}"
+            )
+
     def _of_adapters(self) -> Iterator[str]:
         """They have a base, and nothing else has."""
         named = {"base": self.model.base is not None, BASE_LAYOUT_FILE: BASE_LAYOUT_FILE in self.model.files}
@@ -322,7 +335,7 @@ class Plan(Section):
             yield (
                 f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{self.aggregation.weighting}": a '
                 "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin with "
-                f'{FIRST_MAX_WEIGHT[self.aggregation.weighting]}, or weighting to "equal"'
+                f'{self.aggregation.weighs.first_cap}, or weighting to "equal"'
             )
         if self.aggregation.max_weight_share:
             yield (
@@ -412,10 +425,12 @@ class Plan(Section):
     def _unlike_joint(self) -> Iterator[tuple[str, object, str, str]]:
         """The same for noise that silos make together, under which a round is one step of the sum of their gradients."""
         aggregation, privacy, training = self.aggregation, self.privacy, self.training
-        alone = "under which no update is covered alone"
+        if not aggregation.secure_aggregation:
+            yield "[aggregation] secure_aggregation", "false", "true", "under which no update is covered alone"
+        if "joint" not in aggregation.weighs.promises:
+            weighting = f'"{aggregation.weighting}"'
+            yield "[aggregation] weighting", weighting, named_for("joint"), "under which all silos weigh the same"
         for key, value, needed, why in (
-            ("[aggregation] secure_aggregation", aggregation.secure_aggregation, True, alone),
-            ("[aggregation] weighting", aggregation.weighting, "equal", "under which all silos weigh the same"),
             ("[aggregation] max_delta_norm", aggregation.max_delta_norm, 0.0, "which cuts coordinates to delta_bound"),
             ("[privacy] steps", privacy.steps, 1, "under which a round is one step"),
             ("[privacy] average_decay", privacy.average_decay, 0.0, "under which a round has no iterates"),
@@ -464,12 +479,12 @@ class Plan(Section):
 
     def _unlike_private(self) -> Iterator[tuple[str, object, str, str]]:
         """Key, value, what it must be and why, for each key that does not go with record-level privacy."""
-        training, weighting = self.training, self.aggregation.weighting
-        if weighting not in ("lorar", "equal"):
+        training, weighting = self.training, self.aggregation.weighs
+        if "record" not in weighting.promises:
             yield (
                 "[aggregation] weighting",
-                f'"{weighting}"',
-                '"lorar" or "equal"',
+                f'"{weighting.name}"',
+                named_for("record"),
                 "which releases no number of records",
             )
         if not training.max_grad_norm:
@@ -504,11 +519,11 @@ class Plan(Section):
     def _unlike_silo_level(self) -> Iterator[tuple[str, object, str, str]]:
         """The same for silo-level privacy, whose noise matches the most that one silo adds to a sum."""
         aggregation = self.aggregation
-        if aggregation.weighting not in ("lorar", "equal"):
+        if "silo" not in aggregation.weighs.promises:
             yield (
                 "[aggregation] weighting",
                 f'"{aggregation.weighting}"',
-                '"lorar" or "equal"',
+                named_for("silo"),
                 "whose weights are shares of a public cap",
             )
         if not aggregation.weight_cap:
@@ -617,7 +632,7 @@ class Plan(Section):
     @property
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
-        return self.aggregation.weighting in ("lorar", "loss_reduction")
+        return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
 
     def to_json(self) -> bytes:
         return canonical_json(self.model_dump(mode="json"))
