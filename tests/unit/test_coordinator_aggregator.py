@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-import coordinator.edges.sums.aggregator as aggregator_module
+import coordinator.edges.sums.reducers.plain as plain_module
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
@@ -349,7 +349,9 @@ def test_zero_weight_changes_no_byte(place: Workplace) -> None:
         total=0.0,
         fallback=False,
     )
-    result = place.aggregator().apply(place.key(2), first.model, nothing, updates)
+    reducer = place.aggregator().updates
+    assert isinstance(reducer, plain_module.Plain)
+    result = reducer.weighed(place.key(2), first.model, updates, nothing)
     assert (result.outcome, result.model) == (Outcome.ZERO_WEIGHT, first.model)
     assert {path: path.read_bytes() for path in (place.state / "models").rglob("*") if path.is_file()} == before
 
@@ -474,7 +476,7 @@ def test_no_thread_is_left_whatever_happens(place: Workplace, monkeypatch: pytes
         with pytest.raises(StorageError, match="No space left on device"):
             place.aggregator().aggregate(place.key(), base, updates[:2])
     with monkeypatch.context() as patched:
-        patched.setattr(aggregator_module, "aggregate_slab", defect)
+        patched.setattr(plain_module, "aggregate_slab", defect)
         with pytest.raises(ZeroDivisionError):
             place.aggregator().aggregate(place.key(), base, updates[:2])
     assert [thread.name for thread in threading.enumerate() if thread.name == "slabs"] == []
