@@ -6,7 +6,7 @@ from silo_wire.weightings.weighting import Weighting
 
 EQUAL: Final = Weighting(
     name="equal",
-    meaning="1",
+    meaning="all silos the same",
     needs=frozenset(),
     raw_weight=lambda told: 1.0,
     promises=frozenset({"record", "joint", "silo"}),
