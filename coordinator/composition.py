@@ -253,6 +253,7 @@ class Coordinator:
             spools=spools,
             update_dtype=bundle.plan.wire.update,
             device=device,
+            training=bundle.plan.training,
             privacy=bundle.plan.privacy,
             releases=ReleaseLedger(self.settings.state_folder / "privacy", tell=released(audit)),
         )

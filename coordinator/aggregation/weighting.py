@@ -139,12 +139,14 @@ class CohortWeights:
     """The weights of a round, in order of silo name.
 
     The shares sum to 1 within rounding. `total` is the sum of `weight` over the silos, above 0. `fallback` is true where
-    |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap.
+    |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap. `length` is what the weighting
+    multiplies the mean by, from numbers that no cap has cut.
     """
 
     silos: tuple[SiloWeight, ...]
     total: float
     fallback: bool
+    length: float = 1.0
 
 
 def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: WeightCaps = NO_CAPS) -> CohortWeights:
@@ -186,7 +188,12 @@ def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: Weigh
                 caps=frozenset(cap for cap, applies in bit.items() if applies),
             )
         )
-    return CohortWeights(silos=tuple(silos), total=math.fsum(weights), fallback=nothing_weighs or filled.stood_in)
+    return CohortWeights(
+        silos=tuple(silos),
+        total=math.fsum(weights),
+        fallback=nothing_weighs or filled.stood_in,
+        length=weighting.length(cohort),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.server_step.pseudo_gradient import pseudo_gradient
 from silo_wire.server_step.server_optimizer import FED_AVG, Adagrad, Adam, ServerOptimizer, Sgd, Yogi, slots
 from silo_wire.weightings.equal import EQUAL
+from silo_wire.weightings.fednova import FEDNOVA
 from silo_wire.weightings.lorar import LORAR
 from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.named import WEIGHTINGS
@@ -116,6 +117,7 @@ def test_every_weighting_with_every_optimizer_in_float64(optimizer: ServerOptimi
         SIZE: [100.0, 300.0, 600.0],
         LOSS_REDUCTION: [2.0, 0.5, 0.125],
         EQUAL: [1.0, 1.0, 1.0],
+        FEDNOVA: [100.0, 300.0, 600.0],  # one step each
     }[weighting]
     parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 64).double())
     first, second = torch.zeros(64).double(), torch.full((64,), 1e-6).double()

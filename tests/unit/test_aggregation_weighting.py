@@ -59,7 +59,7 @@ def test_each_weighting_by_hand(weighting: Weighting, raw_weights: list[float], 
 
 def test_a_weighting_is_known_by_its_plan_name() -> None:
     names = [weighting.name for weighting in WEIGHTINGS]
-    assert names == ["lorar", "size", "loss_reduction", "equal"]
+    assert names == ["lorar", "size", "loss_reduction", "equal", "fednova"]
     assert [weighting_named(name) for name in names] == list(WEIGHTINGS)
 
 

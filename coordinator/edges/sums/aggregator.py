@@ -1,8 +1,8 @@
 """Committed updates of one plan into its next model: the plan's reducers, over the files of one coordinator.
 
-A reducer (reducers/) says what the updates of a round come to; next_model.py reads, computes and writes, slab by slab. Nothing
-here depends on the clock, on arrival order or on how far an earlier try came: the same base model and committed updates give
-the same model on the same device.
+A reducer (reducers/) says what the updates of a round come to; next_model.py reads, computes and writes, slab by slab.
+Nothing here depends on the clock, on arrival order or on how far an earlier try came: the same base model and committed
+updates give the same model on the same device.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype
 from silo_wire.messages import RoundKey
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.plan import AggregationSection, TrainingSection
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
 
@@ -41,8 +41,9 @@ def device_for(setting: DeviceSetting) -> torch.device:
 class Aggregator:
     """Updates of one plan into its next model, stored in `models`.
 
-    `update_dtype` is the type of the committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a
-    `privacy` of level "silo" sums are noised, and what is released of deltas in the clear is entered into `releases`.
+    `training` is the plan's; only a weighting that needs optimizer steps looks at it. `update_dtype` is the type of the
+    committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a `privacy` of level "silo"
+    sums are noised, and what is released of deltas in the clear is entered into `releases`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Aggregator:
         update_dtype: ParameterDtype,
         device: torch.device,
         slab_bytes: int | None = None,
+        training: TrainingSection | None = None,
         privacy: PrivacySection | None = None,
         releases: ReleaseLedger | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class Aggregator:
             slab_elements=slab_bytes // torch.float32.itemsize,
         )
         self.updates = of_updates(
-            section, privacy, spools=spools, dtype=_TYPES[update_dtype], into=into, releases=releases
+            section, training, privacy, spools=spools, dtype=_TYPES[update_dtype], into=into, releases=releases
         )
         self.masks = of_masks(privacy, spools=spools, into=into)
 
@@ -80,5 +82,6 @@ class Aggregator:
         return self.masks.reduce(key, base_model, masked)
 
     def score_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
-        """The scores in the sum of a closing round, in which nobody trained; the model stays. Raises as `aggregate_masked`."""
+        """The scores in the sum of a closing round, in which nobody trained; the model stays. Raises as
+        `aggregate_masked`."""
         return self.masks.scored(key, base_model, masked)

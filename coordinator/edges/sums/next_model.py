@@ -1,8 +1,9 @@
-"""The next model, slab by slab: a base model with its optimizer state, the deltas of a reducer, a step of the server optimizer.
+"""The next model, slab by slab: what a reducer makes of the deltas goes into a step of the server optimizer.
 
 A slab is the same part of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
-and added one after the other, so memory is a handful of slabs whatever the number of silos. Reading, arithmetic and writing
-each have a thread, and pass slabs on in that order (slab_buffers.py). Every byte is checked against its digest as it is read.
+and added one after the other, so memory is a handful of slabs whatever the number of silos. Reading, arithmetic and
+writing each have a thread, and pass slabs on in that order (slab_buffers.py). Every byte is checked against its digest
+as it is read.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ class Source(Protocol):
 
 
 SlabStep = Callable[[Tensor, Iterator[Tensor], ServerOptimizer, Mapping[str, Tensor], int, Scratch], None]
-"""Turns a slab of the model into the next one and its optimizer state as well, in place, from that slab of each delta: model, deltas,
-optimizer, state, number of the step, memory to compute in."""
+"""Turns a slab of the model into the next one and its optimizer state as well, in place, from that slab of each
+delta: model, deltas, optimizer, state, number of the step, memory to compute in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,8 @@ class NextModel:
         return BaseModel(self._models.master(model, state), state, slots(self._optimizer))
 
     def made(self, base: BaseModel, deltas: Deltas) -> Digest:
-        """The next model, stored with its optimizer state. Raises what `deltas` and ModelStore.add raise; nothing is stored then."""
+        """The next model, stored with its optimizer state. Raises what `deltas` and ModelStore.add raise; nothing is
+        stored then."""
         with closing(self._slabs(base, deltas)) as slabs:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
             return self._models.add(slabs, slots=names, steps=base.state.steps + 1)

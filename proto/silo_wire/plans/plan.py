@@ -313,6 +313,11 @@ class Plan(Section):
 
     def _of_the_weighting(self) -> Iterator[str]:
         weighting = self.aggregation.weighs
+        if self.aggregation.secure_aggregation and not weighting.masks:
+            yield (
+                f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the coordinator '
+                "knows the sum of weights alone: set another one, or turn secure_aggregation off"
+            )
         for it in weighting.clashes(self.training):
             yield (
                 f'{it.key} = {it.value} does not go with [aggregation] weighting = "{weighting.name}", {it.why}: set it to '

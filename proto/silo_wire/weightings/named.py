@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from silo_wire.algorithm import Promise
 from silo_wire.weightings.equal import EQUAL
+from silo_wire.weightings.fednova import FEDNOVA
 from silo_wire.weightings.lorar import LORAR
 from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.size import SIZE
 from silo_wire.weightings.weighting import Weighting
 
-WEIGHTINGS: Final = (LORAR, SIZE, LOSS_REDUCTION, EQUAL)
+WEIGHTINGS: Final = (LORAR, SIZE, LOSS_REDUCTION, EQUAL, FEDNOVA)
 
 _BY_NAME: Final = {weighting.name: weighting for weighting in WEIGHTINGS}
 

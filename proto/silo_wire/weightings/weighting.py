@@ -1,18 +1,22 @@
 """A weighting as a value: a raw weight from what a silo knows of its training, and what a plan must say to use it.
 
-Both sides must agree on it: the coordinator weighs plain updates, a silo weighs its own before it is masked. Caps and shares are
-the coordinator's (coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds itself.
+Both sides must agree on it: the coordinator weighs plain updates, a silo weighs its own before it is masked. Caps and
+shares are the coordinator's (coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds
+itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from silo_wire.algorithm import Number, Promise
 
+THE_SAME: Final = "the same"
+"""Under masks as without them, but for rounding."""
+
 
 class Told(Protocol):
-    """What is known of one silo's training: |D_i|, dL_i in natural-log units of the training loss, its optimizer steps."""
+    """What is known of one silo's training: |D_i|, dL_i in natural-log units of the training loss, and the steps."""
 
     @property
     def examples(self) -> int: ...
@@ -62,17 +66,18 @@ def _no_clash(training: Training) -> Iterator[Clash]:
 class Weighting:
     """An `Algorithm` whose `raw_weight` is before any cap.
 
-    `only_weight` is what every silo weighs where all weigh the same, which needs no cap. `first_cap` says in words what the largest
-    silo's weight is before a round has shown it; `least_usual_cap` is what nearly every silo reaches that trains at all, 0 where
-    there is no such number. `length` is what the weighted mean of a cohort is multiplied by; a masked sum is not, since the
-    coordinator has no numbers of single silos there. `clashes` names what `[training]` must not say.
+    `only_weight` is what every silo weighs where all weigh the same, which needs no cap. `first_cap` says in words what
+    the largest silo's weight is before a round has shown it; `least_usual_cap` is what nearly every silo reaches that
+    trains at all, 0 where there is no such number. `length` is what the weighted mean of a cohort is multiplied by; a
+    masked sum is not, since the coordinator has no numbers of single silos there. `clashes` names what `[training]`
+    must not say.
     """
 
     name: str
     meaning: str
     needs: frozenset[Number]
     raw_weight: Callable[[Told], float]
-    masks: str = "the same"
+    masks: str = THE_SAME
     promises: frozenset[Promise] = frozenset()
     only_weight: float | None = None
     first_cap: str = ""

@@ -13,7 +13,7 @@ from coordinator.edges.sums.reducers.plain import Plain
 from coordinator.edges.sums.reducers.reducer import Reducer
 from coordinator.edges.sums.release_ledger import ReleaseLedger
 from coordinator.rounds.updates import CommittedUpdate
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.plan import AggregationSection, TrainingSection
 from silo_wire.plans.privacy import PrivacySection
 
 REDUCERS: Final = (Plain, Masked, Noised)
@@ -21,6 +21,7 @@ REDUCERS: Final = (Plain, Masked, Noised)
 
 def of_updates(
     section: AggregationSection,
+    training: TrainingSection | None,
     privacy: PrivacySection | None,
     *,
     spools: Spools,
@@ -31,7 +32,7 @@ def of_updates(
     """Of updates in the clear."""
     if privacy is not None and privacy.level == "silo":
         return Noised(section, privacy, releases=releases, spools=spools, into=into)
-    return Plain(section, spools=spools, dtype=dtype, into=into)
+    return Plain(section, training, spools=spools, dtype=dtype, into=into)
 
 
 def of_masks(privacy: PrivacySection | None, *, spools: Spools, into: NextModel) -> Masked:

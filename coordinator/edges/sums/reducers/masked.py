@@ -23,7 +23,8 @@ from silo_wire.messages import RoundKey
 
 
 class Masked:
-    """`nominal_silos`, under silo-level privacy, whose noise the silos have made, takes the place of the sum of weights."""
+    """`nominal_silos`, under silo-level privacy, whose noise the silos have made, takes the place of the sum of
+    weights."""
 
     name: Final = "masked"
     meaning: Final = (
@@ -42,8 +43,9 @@ class Masked:
     def reduce(self, key: RoundKey, base_model: Digest, committed: MaskedSum) -> AggregationResult:
         """Unmask the sum of the survivors' vectors and divide it by the sum of weights in it, or the constant.
 
-        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Raises what every reducer raises; ConfigurationError
-        where the mean takes the model out of float32's range, which is nobody's fault that could be seen.
+        A sum of weights that is not above zero changes nothing: ZERO_WEIGHT. Raises what every reducer raises;
+        ConfigurationError where the mean takes the model out of float32's range, which is nobody's fault that could be
+        seen.
         """
         unmask = committed.attempt.unmask()
         try:

@@ -1,4 +1,4 @@
-"""The noised sum of clipped deltas in the clear, over a public constant: silo-level privacy whose noise the coordinator makes."""
+"""The noised sum of clipped deltas over a public constant: silo-level privacy, with the coordinator's noise."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -48,9 +48,9 @@ class Noised:
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
         """Enter the sum into the ledger of releases, then make it. Of single silos the result tells nothing.
 
-        Raises what every reducer raises; BudgetSpent, before anything is made, where this release would cost more than the plan
-        promises; ConfigurationError where the step takes the model out of float32's range, which is the plan's fault, since every
-        delta is clipped.
+        Raises what every reducer raises; BudgetSpent, before anything is made, where this release would cost more than
+        the plan promises; ConfigurationError where the step takes the model out of float32's range, which is the plan's
+        fault, since every delta is clipped.
         """
         if self._releases is None:
             raise StateError("deltas are to be noised here, and no ledger of releases was given: nothing is released")

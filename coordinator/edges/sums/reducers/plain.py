@@ -16,16 +16,18 @@ from coordinator.edges.sums.next_model import Deltas, NextModel
 from coordinator.edges.sums.reducers.reducer import spooled, summary_of
 from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from coordinator.service.ports import UnusableUpdate
-from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
 from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
-from silo_wire.plans.plan import AggregationSection
+from silo_wire.plans.plan import AggregationSection, TrainingSection
+from silo_wire.plans.work import optimizer_steps
 from silo_wire.server_step.server_optimizer import ServerOptimizer
 
 
 class Plain:
-    """`dtype` is the type of the committed deltas."""
+    """`dtype` is the type of the committed deltas; `training`, of the plan, is what the optimizer steps that silos
+    report are held to."""
 
     name: Final = "plain"
     meaning: Final = "weighted mean of the deltas"
@@ -34,8 +36,17 @@ class Plain:
     promises: Final = frozenset[Promise]({"record"})
     passes: Final = 1
 
-    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
+    def __init__(
+        self,
+        section: AggregationSection,
+        training: TrainingSection | None,
+        *,
+        spools: Spools,
+        dtype: torch.dtype,
+        into: NextModel,
+    ) -> None:
         self._weighting = section.weighs
+        self._training = training
         self._caps = WeightCaps(
             max_weight=section.max_weight or None,
             max_weight_share=section.max_weight_share or None,
@@ -46,11 +57,25 @@ class Plain:
         self._into = into
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
-        """Weigh the updates and sum them. Raises what every reducer raises, and UnusableUpdate naming the silo whose delta takes the
-        model out of float32's range.
-        """
+        """Weigh the updates and sum them. Raises what every reducer raises, and UnusableUpdate naming the silo whose
+        delta takes the model out of float32's range."""
+        if Number.OPTIMIZER_STEPS in self._weighting.needs:
+            self._require_steps_of_the_plan(committed)
         cohort = weigh([summary_of(update) for update in committed], weighting=self._weighting, caps=self._caps)
         return self.weighed(key, base_model, committed, cohort)
+
+    def _require_steps_of_the_plan(self, committed: Sequence[CommittedUpdate]) -> None:
+        """They follow from the examples, so a silo that claims others would take a weight that no training gives."""
+        if self._training is None:
+            raise StateError(f'weighting = "{self._weighting.name}" needs [training] of the plan, and none was given')
+        for update in committed:
+            expected = optimizer_steps(update.examples, self._training.for_silo(update.silo))
+            if update.summary.optimizer_steps != expected:
+                raise UnusableUpdate(
+                    update.silo,
+                    f"silo {update.silo} reports {update.summary.optimizer_steps} optimizer steps on {update.examples} "
+                    f"examples, the plan makes {expected} of them: leave the silo out",
+                )
 
     def weighed(
         self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate], cohort: CohortWeights

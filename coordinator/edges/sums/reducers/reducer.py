@@ -22,9 +22,9 @@ class Reducer(Algorithm, Protocol[Committed]):
     def reduce(self, key: RoundKey, base_model: Digest, committed: Committed) -> AggregationResult:
         """The next model, stored, or why there is none.
 
-        A function of its arguments alone: neither the clock nor the order of arrival nor an earlier try counts. Raises UnusableUpdate
-        naming the silo whose spool was damaged or whose summary is absurd; StorageError or IntegrityError naming the file of the
-        coordinator that cannot be used.
+        A function of its arguments alone: neither the clock nor the order of arrival nor an earlier try counts. Raises
+        UnusableUpdate naming the silo whose spool was damaged or whose summary is absurd; StorageError or
+        IntegrityError naming the file of the coordinator that cannot be used.
         """
 
 
