@@ -123,6 +123,7 @@ def _aggregator(
         spools=spools,
         update_dtype=bundle.plan.wire.update,
         device=device,
+        training=bundle.plan.training,
         privacy=bundle.plan.privacy,
         releases=ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(audit)),
     )

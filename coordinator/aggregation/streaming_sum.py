@@ -42,7 +42,7 @@ class Scratch:
 
 
 def weighted_mean(deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeights, scratch: Scratch) -> Tensor:
-    """sum(share * delta_scale * delta) over the cohort, for one slab: `scratch.mean`, whose length is the slab's.
+    """sum(length * share * delta_scale * delta) over the cohort, for one slab: `scratch.mean`, which has the slab's elements.
 
     `deltas` yields each silo's slab once, in order of silo name, float32 or bfloat16, on the device of `scratch`. It is
     consumed one silo at a time: a slab is needed no more when the next is asked for. Raises MalformedMessage, naming the
@@ -67,7 +67,7 @@ def weighted_mean(deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeigh
             values = product.copy_(values)
         into = product if ends else mean
         ends.append(extremes(values))
-        torch.mul(values, member.factor, out=into)
+        torch.mul(values, cohort.length * member.factor, out=into)
         if into is product:
             mean.add_(product)
     extra = next(arriving, None)

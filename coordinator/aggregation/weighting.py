@@ -1,7 +1,7 @@
 """How much each silo's delta counts: raw weights, the operator's caps, and shares that sum to 1.
 
-Lorar (Zhang et al., ACL 2023, Algorithm 1) weighs a silo by |D_i| * dL_i; the three others are its factors and their
-absence. Both factors are what the silo says of itself, so the coordinator caps what they can do. The order is fixed:
+What a silo weighs before any cap is the weighting's (proto/silo_wire/weightings/). Most of the numbers in it are what the silo says
+of itself, so the coordinator caps what they can do. The order is fixed:
 
 1. sort by silo name, so that nothing depends on who arrived first;
 2. raw weights; where they sum to zero |D_i| stands in, and `fallback` says so;
@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from lorica_security.errors import ConfigurationError, Conflict, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
-from silo_wire.plans.lorar import Weighting, raw_weight
+from silo_wire.weightings.weighting import Weighting
 
 # A mean cross-entropy of this size is a fault, not a loss; the bounds also keep every product and sum finite in float64.
 LARGEST_LOSS_REDUCTION = 1e9
@@ -44,13 +44,14 @@ class SiloSummary:
     """What is known of one silo's update apart from the delta itself.
 
     `examples` is |D_i| (at least 1), `loss_reduction` is dL_i (at least 0, natural-log units of the training loss);
-    `delta_norm` is the L2 norm of the delta, which the coordinator measures itself (delta_norm.py).
-    Raises MalformedMessage, naming the silo, for anything else: the first two are self-reported.
+    `optimizer_steps` is of the round's training; `delta_norm` is the L2 norm of the delta, which the coordinator measures
+    itself (delta_norm.py). Raises MalformedMessage, naming the silo, for anything else: all but the norm are self-reported.
     """
 
     silo: SiloName
     examples: int
     loss_reduction: float
+    optimizer_steps: int
     delta_norm: float
 
     def __post_init__(self) -> None:
@@ -62,6 +63,11 @@ class SiloSummary:
             raise MalformedMessage(
                 f"silo {self.silo} reports loss reduction {self.loss_reduction!r}: "
                 f"expected 0 to {LARGEST_LOSS_REDUCTION:g}, leave the silo out"
+            )
+        if not 0 <= self.optimizer_steps <= LARGEST_EXAMPLES:
+            raise MalformedMessage(
+                f"silo {self.silo} reports {self.optimizer_steps!r} optimizer steps: "
+                f"expected 0 to {LARGEST_EXAMPLES}, leave the silo out"
             )
         if not 0.0 <= self.delta_norm < math.inf:
             raise MalformedMessage(
@@ -133,12 +139,14 @@ class CohortWeights:
     """The weights of a round, in order of silo name.
 
     The shares sum to 1 within rounding. `total` is the sum of `weight` over the silos, above 0. `fallback` is true where
-    |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap.
+    |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap. `length` is what the weighting
+    multiplies the mean by, from numbers that no cap has cut.
     """
 
     silos: tuple[SiloWeight, ...]
     total: float
     fallback: bool
+    length: float = 1.0
 
 
 def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: WeightCaps = NO_CAPS) -> CohortWeights:
@@ -156,9 +164,7 @@ def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: Weigh
     caps.require_feasible(len(cohort))
 
     examples = [float(summary.examples) for summary in cohort]
-    raw_weights = [
-        raw_weight(weighting, examples=summary.examples, loss_reduction=summary.loss_reduction) for summary in cohort
-    ]
+    raw_weights = [weighting.raw_weight(summary) for summary in cohort]
     nothing_weighs = math.fsum(raw_weights) == 0.0
     uncapped = examples if nothing_weighs else raw_weights
     weights = [weight if caps.max_weight is None else min(weight, caps.max_weight) for weight in uncapped]
@@ -182,7 +188,12 @@ def weigh(summaries: Iterable[SiloSummary], *, weighting: Weighting, caps: Weigh
                 caps=frozenset(cap for cap, applies in bit.items() if applies),
             )
         )
-    return CohortWeights(silos=tuple(silos), total=math.fsum(weights), fallback=nothing_weighs or filled.stood_in)
+    return CohortWeights(
+        silos=tuple(silos),
+        total=math.fsum(weights),
+        fallback=nothing_weighs or filled.stood_in,
+        length=weighting.length(cohort),
+    )
 
 
 @dataclass(frozen=True, slots=True)

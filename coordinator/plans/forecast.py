@@ -13,6 +13,7 @@ from lorica_security.errors import ConfigurationError, MalformedMessage
 from lorica_security.privacy.accounting import epsilon_of
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.work import widest_gap
+from silo_wire.weightings.weighting import THE_SAME
 
 EXPECTED_LOSS_REDUCTION = 0.2
 """Of a record's loss in one round, while a model still learns: what the demo's silos have after some rounds, in nats."""
@@ -21,11 +22,12 @@ MOST_OF_A_WEIGHT = 0.5
 
 
 def forecast(plan: Plan) -> tuple[str, ...]:
-    """In lines for people; none for a plan that promises no differential privacy and has no overrides under masks."""
+    """In lines for people; none for a plan that promises no differential privacy and under masks has nothing that is unlike."""
+    of_masks = (*_of_overrides(plan), *_of_the_weighting(plan))
     if plan.privacy.level == "none":
-        return tuple(_of_overrides(plan))
+        return of_masks
     lines = _of_silos(plan) if plan.privacy.level == "silo" else _of_records(plan)
-    return (*_of_overrides(plan), *_promise(plan), *lines)
+    return (*of_masks, *_promise(plan), *lines)
 
 
 def require_worth(plan: Plan, where: str) -> None:
@@ -87,6 +89,12 @@ def _of_overrides(plan: Plan) -> Iterator[str]:
             f"overrides under masks: {gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer "
             f"steps; a silo refuses that unless its people set [policy] max_work_ratio to at least as much"
         )
+
+
+def _of_the_weighting(plan: Plan) -> Iterator[str]:
+    weighting = plan.aggregation.weighs
+    if plan.aggregation.secure_aggregation and weighting.masks != THE_SAME:
+        yield f'weighting = "{weighting.name}" under masks: {weighting.masks}'
 
 
 def _promise(plan: Plan) -> Iterator[str]:

@@ -2,20 +2,32 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.model import ModelSection
+from silo_wire.weightings.named import WEIGHTINGS
 
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
 _HEADING = re.compile(r"\[([a-z.]+)\]")
+_WEIGHTINGS = "# WEIGHTINGS\n"
+_WIDTH = 120
 
 
 def plan_template() -> str:
     """Every key that an operator may set, each under a comment that gives its meaning and unit, with the plan's defaults."""
-    return files(__package__).joinpath("plan_template.toml").read_text(encoding="utf-8")
+    template = files(__package__).joinpath("plan_template.toml").read_text(encoding="utf-8")
+    return template.replace(_WEIGHTINGS, _weightings())
+
+
+def _weightings() -> str:
+    """The comment of `weighting`: every one that there is."""
+    *others, last = (f'"{weighting.name}" ({weighting.meaning})' for weighting in WEIGHTINGS)
+    text = f"What a silo's delta weighs: {', '.join(others)} or {last}."
+    return "".join(f"# {line}\n" for line in textwrap.wrap(text, _WIDTH, break_long_words=False))
 
 
 def plan_text(plan: Plan) -> str:

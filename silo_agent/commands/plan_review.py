@@ -16,9 +16,6 @@ from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
 USUAL_RATES = (1e-6, 3e-2)
-LEAST_USUAL_CAPS = {"lorar": 10.0, "loss_reduction": 0.1}
-"""What a silo of 100 examples weighs that reduces its loss by 0.1. Nearly every silo that trains at all reaches a lower cap. A silo of more
-examples reaches a higher one, too: how far silos may differ, max_weight_ratio says, and no cap."""
 USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
 FEW_EXAMPLES = 20
 """Scores of fewer tell of single ones."""
@@ -157,7 +154,7 @@ def _server(plan: Plan) -> Iterator[str]:
     if server.max_delta_norm:
         yield from _outside("[aggregation] max_delta_norm", server.max_delta_norm, (0.01, 1e6))
     if server.secure_aggregation:
-        if server.max_weight < LEAST_USUAL_CAPS.get(server.weighting, 0.0):
+        if server.max_weight < server.weighs.least_usual_cap:
             yield (
                 f"[aggregation] max_weight = {server.max_weight:g} is less than almost any weight: a silo that reduces its loss at all "
                 f"weighs {server.max_weight_ratio:g} times what one weighs that does not"

@@ -24,6 +24,7 @@ from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.work import optimizer_steps
 
 Progress = Callable[[float, float], None]
 """Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""
@@ -104,12 +105,6 @@ def train_locally(
         optimizer_steps=step,
         seconds=earlier_s + clock() - began,
     )
-
-
-def optimizer_steps(examples: int, section: TrainingSection) -> int:
-    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are left."""
-    per_epoch = math.ceil(math.ceil(examples / section.batch_size) / section.gradient_accumulation)
-    return per_epoch * section.epochs
 
 
 def _random_states(generator: torch.Generator, device: torch.device) -> dict[str, torch.Tensor]:

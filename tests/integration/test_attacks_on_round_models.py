@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from coordinator.edges.models.model_store import Slab
-from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.next_model import NextModel
 from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.rounds.states import Collecting, Gathering
 from coordinator.service.round_checks import RoundChecks
@@ -69,15 +69,15 @@ def playing(template: FederationTemplate, tmp_path: Path) -> Playing:
 
 def one_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each model that the coordinator makes, by a bit or so."""
-    honest = Aggregator._slabs
+    honest = NextModel._slabs
 
-    def slabs(self: Aggregator, work: Any) -> Generator[Slab, None, None]:
-        for slab in honest(self, work):
+    def slabs(self: NextModel, base: Any, deltas: Any) -> Generator[Slab, None, None]:
+        for slab in honest(self, base, deltas):
             values = np.frombuffer(bytes(slab.model), dtype="<f4").copy()
             values[17] = np.nextafter(values[17], np.float32(np.inf))
             yield replace(slab, model=values.tobytes())
 
-    monkeypatch.setattr(Aggregator, "_slabs", slabs)
+    monkeypatch.setattr(NextModel, "_slabs", slabs)
 
 
 @BOTH

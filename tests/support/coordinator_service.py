@@ -160,6 +160,7 @@ async def running(folder: Path, *, clock: AdjustableClock | None = None) -> Asyn
             spools=spools,
             update_dtype=bundle.plan.wire.update,
             device=torch.device("cpu"),
+            training=bundle.plan.training,
             privacy=bundle.plan.privacy,
             releases=ReleaseLedger(folder / "privacy"),
         )

@@ -128,7 +128,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "mid-aggregation": Point(
         meaning="a slab of the new model is computed",
-        where="coordinator.edges.sums.aggregator:aggregate_slab",
+        where="coordinator.edges.sums.reducers.plain:aggregate_slab",
         side="after",
     ),
     "model-written": Point(
@@ -198,7 +198,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "mid-unmasking": Point(
         meaning="a slab of the mean delta is unmasked and applied",
-        where="coordinator.edges.sums.aggregator:apply_mean",
+        where="coordinator.edges.sums.next_model:apply_mean",
         side="after",
     ),
     "keys-not-announced": Point(

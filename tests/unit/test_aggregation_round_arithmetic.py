@@ -15,9 +15,15 @@ from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import NO_CAPS, SiloSummary, WeightCaps, weigh
 from lorica_security.errors import ConfigurationError, MalformedMessage
 from lorica_security.identifiers import SiloName, silo_name
-from silo_wire.plans.lorar import Weighting
 from silo_wire.server_step.pseudo_gradient import pseudo_gradient
 from silo_wire.server_step.server_optimizer import FED_AVG, Adagrad, Adam, ServerOptimizer, Sgd, Yogi, slots
+from silo_wire.weightings.equal import EQUAL
+from silo_wire.weightings.fednova import FEDNOVA
+from silo_wire.weightings.lorar import LORAR
+from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
+from silo_wire.weightings.named import WEIGHTINGS
+from silo_wire.weightings.size import SIZE
+from silo_wire.weightings.weighting import Weighting
 
 NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital")]
 OPTIMIZERS = [
@@ -48,6 +54,7 @@ def summaries_of(deltas: dict[SiloName, Tensor]) -> list[SiloSummary]:
             silo=silo,
             examples=facts[silo][0],
             loss_reduction=facts[silo][1],
+            optimizer_steps=1,
             delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")]),
         )
         for silo, delta in deltas.items()
@@ -58,7 +65,7 @@ def run_rounds(
     optimizer: ServerOptimizer,
     rounds: Sequence[dict[SiloName, Tensor]],
     *,
-    weighting: Weighting = Weighting.LORAR,
+    weighting: Weighting = LORAR,
     caps: WeightCaps = NO_CAPS,
     slab: int | None = None,
     device: str = "cpu",
@@ -101,15 +108,16 @@ def test_every_optimizer_first_moves_the_way_the_deltas_point(optimizer: ServerO
     assert moved[0] > 0.0 > moved[1]
 
 
-@pytest.mark.parametrize("weighting", Weighting)
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda it: it.name)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_weighting_with_every_optimizer_in_float64(optimizer: ServerOptimizer, weighting: Weighting) -> None:
     rounds = [random_round(64, seed=30 + r) for r in range(4)]
     weights = {
-        Weighting.LORAR: [200.0, 150.0, 75.0],
-        Weighting.SIZE: [100.0, 300.0, 600.0],
-        Weighting.LOSS_REDUCTION: [2.0, 0.5, 0.125],
-        Weighting.EQUAL: [1.0, 1.0, 1.0],
+        LORAR: [200.0, 150.0, 75.0],
+        SIZE: [100.0, 300.0, 600.0],
+        LOSS_REDUCTION: [2.0, 0.5, 0.125],
+        EQUAL: [1.0, 1.0, 1.0],
+        FEDNOVA: [100.0, 300.0, 600.0],  # one step each
     }[weighting]
     parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 64).double())
     first, second = torch.zeros(64).double(), torch.full((64,), 1e-6).double()
@@ -145,9 +153,10 @@ def test_one_silo_with_fedavg_gives_exactly_its_own_model() -> None:
         silo=NAMES[0],
         examples=3,
         loss_reduction=0.1,
+        optimizer_steps=1,
         delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")]),
     )
-    cohort = weigh([summary], weighting=Weighting.LORAR)
+    cohort = weigh([summary], weighting=LORAR)
     aggregate_slab(model, [(NAMES[0], delta)], cohort, FED_AVG, {}, step_number=1)
     assert model.equal(expected)
 
@@ -175,7 +184,7 @@ def test_slab_size_does_not_change_a_bit(optimizer: ServerOptimizer, length: int
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_poisoned_delta_changes_neither_model_nor_state(optimizer: ServerOptimizer) -> None:
     deltas = random_round(10, seed=60)
-    cohort = weigh(summaries_of(deltas), weighting=Weighting.LORAR)
+    cohort = weigh(summaries_of(deltas), weighting=LORAR)
     deltas[NAMES[1]][9] = math.nan
     model = torch.zeros(10)
     state = {name: torch.full_like(model, value) for name, value in slots(optimizer).items()}
@@ -191,7 +200,7 @@ def test_a_model_replacement_attack_moves_the_model_by_no_more_than_its_capped_p
     deltas[NAMES[2]] = torch.full((100,), 1e6)
     honest = dict(deltas) | {NAMES[2]: torch.zeros(100)}
     caps = WeightCaps(max_weight_share=0.4, max_delta_norm=1.0)
-    cohort = weigh(summaries_of(deltas), weighting=Weighting.SIZE, caps=caps)
+    cohort = weigh(summaries_of(deltas), weighting=SIZE, caps=caps)
     attacked, spared = torch.zeros(100), torch.zeros(100)
     aggregate_slab(attacked, in_order(deltas), cohort, FED_AVG, {}, step_number=1)
     aggregate_slab(spared, in_order(honest), cohort, FED_AVG, {}, step_number=1)
@@ -208,14 +217,14 @@ def test_a_step_out_of_range_is_refused(optimizer: ServerOptimizer, size: float)
 
 def test_an_empty_slab_changes_nothing() -> None:
     deltas = {silo: torch.ones(1) for silo in NAMES}
-    cohort = weigh(summaries_of(deltas), weighting=Weighting.EQUAL)
+    cohort = weigh(summaries_of(deltas), weighting=EQUAL)
     model = torch.empty(0)
     aggregate_slab(model, in_order(deltas, slice(1, 1)), cohort, FED_AVG, {}, step_number=1)
     assert model.numel() == 0
 
 
 @needs_gpu
-@pytest.mark.parametrize("weighting", Weighting)
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda it: it.name)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_gpu_agrees_with_the_cpu(optimizer: ServerOptimizer, weighting: Weighting) -> None:
     rounds = [random_round(10_007, seed=70 + r) for r in range(3)]
@@ -239,7 +248,7 @@ def test_slab_size_does_not_change_a_bit_on_the_gpu(optimizer: ServerOptimizer, 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_nan_poisoning_is_found_on_the_gpu(bad: float) -> None:
     deltas = random_round(5_000, seed=90)
-    cohort = weigh(summaries_of(deltas), weighting=Weighting.LORAR)
+    cohort = weigh(summaries_of(deltas), weighting=LORAR)
     deltas[NAMES[2]][4_999] = bad
     with pytest.raises(MalformedMessage, match="silo hospital"):
         aggregate_slab(

@@ -12,7 +12,7 @@ from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_security.errors import MalformedMessage, StateError
 from lorica_security.identifiers import SiloName, silo_name
-from silo_wire.plans.lorar import Weighting
+from silo_wire.weightings.lorar import LORAR
 
 CPU = torch.device("cpu")
 NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital", "insurer")]
@@ -20,9 +20,10 @@ NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital", "insurer")]
 
 def cohort_of(examples: dict[SiloName, int], *, caps: WeightCaps | None = None) -> CohortWeights:
     summaries = [
-        SiloSummary(silo=silo, examples=count, loss_reduction=0.5, delta_norm=2.0) for silo, count in examples.items()
+        SiloSummary(silo=silo, examples=count, loss_reduction=0.5, optimizer_steps=1, delta_norm=2.0)
+        for silo, count in examples.items()
     ]
-    return weigh(summaries, weighting=Weighting.LORAR, caps=caps or WeightCaps())
+    return weigh(summaries, weighting=LORAR, caps=caps or WeightCaps())
 
 
 def random_deltas(length: int, *, seed: int) -> dict[SiloName, Tensor]:
@@ -56,8 +57,10 @@ def test_a_delta_above_the_norm_cap_counts_scaled() -> None:
 
 def test_the_norm_cap_bounds_the_mean() -> None:
     deltas = {silo: torch.full((400,), 10.0) for silo in NAMES}
-    summaries = [SiloSummary(silo=s, examples=9, loss_reduction=1.0, delta_norm=200.0) for s in NAMES]
-    cohort = weigh(summaries, weighting=Weighting.LORAR, caps=WeightCaps(max_delta_norm=0.5))
+    summaries = [
+        SiloSummary(silo=s, examples=9, loss_reduction=1.0, optimizer_steps=1, delta_norm=200.0) for s in NAMES
+    ]
+    cohort = weigh(summaries, weighting=LORAR, caps=WeightCaps(max_delta_norm=0.5))
     mean = mean_of(in_order(deltas), cohort)
     assert float(mean.double().norm()) == pytest.approx(0.5, rel=1e-6)
 
@@ -152,10 +155,10 @@ def test_infinities_that_would_cancel_name_both_silos() -> None:
 
 def test_a_silo_of_no_weight_cannot_hide_a_nan() -> None:
     summaries = [
-        SiloSummary(silo=NAMES[0], examples=5, loss_reduction=1.0, delta_norm=1.0),
-        SiloSummary(silo=NAMES[1], examples=5, loss_reduction=0.0, delta_norm=1.0),
+        SiloSummary(silo=NAMES[0], examples=5, loss_reduction=1.0, optimizer_steps=1, delta_norm=1.0),
+        SiloSummary(silo=NAMES[1], examples=5, loss_reduction=0.0, optimizer_steps=1, delta_norm=1.0),
     ]
-    cohort = weigh(summaries, weighting=Weighting.LORAR)
+    cohort = weigh(summaries, weighting=LORAR)
     with pytest.raises(MalformedMessage, match="silo clinic"):
         mean_of([(NAMES[0], torch.ones(3)), (NAMES[1], torch.tensor([1.0, math.nan, 1.0]))], cohort)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pkgutil
 import random
 from fractions import Fraction
 
@@ -12,11 +13,19 @@ from hypothesis import strategies as st
 from coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
 from lorica_security.identifiers import silo_name
-from silo_wire.plans.lorar import Weighting
+from silo_wire import weightings as weightings_room
+from silo_wire.weightings.equal import EQUAL
+from silo_wire.weightings.lorar import LORAR
+from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
+from silo_wire.weightings.named import WEIGHTINGS, weighting_named
+from silo_wire.weightings.size import SIZE
+from silo_wire.weightings.weighting import Weighting
 
 
 def summary(name: str, *, examples: int = 100, loss_reduction: float = 1.0, delta_norm: float = 1.0) -> SiloSummary:
-    return SiloSummary(silo=silo_name(name), examples=examples, loss_reduction=loss_reduction, delta_norm=delta_norm)
+    return SiloSummary(
+        silo=silo_name(name), examples=examples, loss_reduction=loss_reduction, optimizer_steps=1, delta_norm=delta_norm
+    )
 
 
 BANK = summary("bank", examples=100, loss_reduction=2.0)
@@ -31,10 +40,10 @@ def shares(cohort: CohortWeights) -> list[float]:
 @pytest.mark.parametrize(
     ("weighting", "raw_weights", "total"),
     [
-        (Weighting.LORAR, [200.0, 150.0, 150.0], 500.0),
-        (Weighting.SIZE, [100.0, 300.0, 600.0], 1000.0),
-        (Weighting.LOSS_REDUCTION, [2.0, 0.5, 0.25], 2.75),
-        (Weighting.EQUAL, [1.0, 1.0, 1.0], 3.0),
+        (LORAR, [200.0, 150.0, 150.0], 500.0),
+        (SIZE, [100.0, 300.0, 600.0], 1000.0),
+        (LOSS_REDUCTION, [2.0, 0.5, 0.25], 2.75),
+        (EQUAL, [1.0, 1.0, 1.0], 3.0),
     ],
 )
 def test_each_weighting_by_hand(weighting: Weighting, raw_weights: list[float], total: float) -> None:
@@ -49,10 +58,17 @@ def test_each_weighting_by_hand(weighting: Weighting, raw_weights: list[float], 
 
 
 def test_a_weighting_is_known_by_its_plan_name() -> None:
-    assert [Weighting(name) for name in ("lorar", "size", "loss_reduction", "equal")] == list(Weighting)
+    names = [weighting.name for weighting in WEIGHTINGS]
+    assert names == ["lorar", "size", "loss_reduction", "equal", "fednova"]
+    assert [weighting_named(name) for name in names] == list(WEIGHTINGS)
 
 
-@pytest.mark.parametrize("weighting", [Weighting.LORAR, Weighting.LOSS_REDUCTION])
+def test_every_file_of_the_room_is_a_weighting_that_a_plan_can_name() -> None:
+    room = {module.name for module in pkgutil.iter_modules(weightings_room.__path__)}
+    assert room - {"named", "weighting"} == {weighting.name for weighting in WEIGHTINGS}
+
+
+@pytest.mark.parametrize("weighting", [LORAR, LOSS_REDUCTION])
 def test_a_zero_sum_falls_back_to_examples_and_says_so(weighting: Weighting) -> None:
     cohort = weigh(
         [summary("a", examples=30, loss_reduction=0.0), summary("b", examples=10, loss_reduction=0.0)],
@@ -66,13 +82,13 @@ def test_a_zero_sum_falls_back_to_examples_and_says_so(weighting: Weighting) -> 
 
 
 def test_one_positive_weight_is_no_fallback() -> None:
-    cohort = weigh([summary("a", loss_reduction=0.0), summary("b", loss_reduction=1e-9)], weighting=Weighting.LORAR)
+    cohort = weigh([summary("a", loss_reduction=0.0), summary("b", loss_reduction=1e-9)], weighting=LORAR)
     assert not cohort.fallback
     assert shares(cohort) == [0.0, 1.0]
 
 
 def test_max_weight_cuts_a_weight_by_hand() -> None:
-    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=Weighting.SIZE, caps=WeightCaps(max_weight=300.0))
+    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=SIZE, caps=WeightCaps(max_weight=300.0))
     assert [silo.weight for silo in cohort.silos] == [100.0, 300.0, 300.0]
     assert [silo.raw_weight for silo in cohort.silos] == [100.0, 300.0, 600.0]
     assert shares(cohort) == pytest.approx([1 / 7, 3 / 7, 3 / 7], rel=1e-15)
@@ -82,14 +98,14 @@ def test_max_weight_cuts_a_weight_by_hand() -> None:
 
 def test_max_weight_share_hands_the_excess_out_by_weight() -> None:
     # 100, 300, 600 with at most 0.5 each: 0.1 of excess goes 1 : 3 to the other two.
-    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=Weighting.SIZE, caps=WeightCaps(max_weight_share=0.5))
+    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=SIZE, caps=WeightCaps(max_weight_share=0.5))
     assert shares(cohort) == pytest.approx([0.125, 0.375, 0.5], rel=1e-15)
     assert [silo.caps for silo in cohort.silos] == [frozenset(), frozenset(), {Cap.MAX_WEIGHT_SHARE}]
 
 
 def test_max_weight_share_fills_until_every_share_holds() -> None:
     # Shares 0.1, 0.3, 0.6 under 0.36: the excess of the third pushes the second to 0.48, which is cut in turn.
-    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=Weighting.SIZE, caps=WeightCaps(max_weight_share=0.36))
+    cohort = weigh([BANK, CLINIC, HOSPITAL], weighting=SIZE, caps=WeightCaps(max_weight_share=0.36))
     assert shares(cohort) == pytest.approx([0.28, 0.36, 0.36], rel=1e-14)
     assert [bool(silo.caps) for silo in cohort.silos] == [False, True, True]
 
@@ -101,7 +117,7 @@ def test_excess_among_silos_that_weigh_nothing_goes_by_examples_and_says_so() ->
             summary("b", examples=30, loss_reduction=0.0),
             summary("c", examples=10, loss_reduction=0.0),
         ],
-        weighting=Weighting.LORAR,
+        weighting=LORAR,
         caps=WeightCaps(max_weight_share=0.6),
     )
     assert shares(cohort) == pytest.approx([0.6, 0.3, 0.1], rel=1e-14)
@@ -111,7 +127,7 @@ def test_excess_among_silos_that_weigh_nothing_goes_by_examples_and_says_so() ->
 def test_max_delta_norm_scales_the_delta_and_leaves_the_share() -> None:
     cohort = weigh(
         [summary("a", delta_norm=4.0), summary("b", delta_norm=0.5), summary("c", delta_norm=0.0)],
-        weighting=Weighting.EQUAL,
+        weighting=EQUAL,
         caps=WeightCaps(max_delta_norm=1.0),
     )
     assert [silo.delta_scale for silo in cohort.silos] == [0.25, 1.0, 1.0]
@@ -123,7 +139,7 @@ def test_max_delta_norm_scales_the_delta_and_leaves_the_share() -> None:
 def test_a_share_cap_of_one_over_n_is_feasible_for_n_silos(silos: int) -> None:
     cohort = weigh(
         [summary(f"s{i}", examples=1 + i * i) for i in range(silos)],
-        weighting=Weighting.SIZE,
+        weighting=SIZE,
         caps=WeightCaps(max_weight_share=1 / silos),
     )
     assert shares(cohort) == pytest.approx([1 / silos] * silos, rel=1e-8)
@@ -134,7 +150,7 @@ def test_a_share_cap_that_cannot_hold_is_named_with_its_remedy() -> None:
     with pytest.raises(
         ConfigurationError, match=r"max_weight_share 0\.3 cannot hold for 3 silos.*at least 0\.333333.*4"
     ):
-        weigh([BANK, CLINIC, HOSPITAL], weighting=Weighting.LORAR, caps=WeightCaps(max_weight_share=0.3))
+        weigh([BANK, CLINIC, HOSPITAL], weighting=LORAR, caps=WeightCaps(max_weight_share=0.3))
     WeightCaps(max_weight_share=0.3).require_feasible(4)
 
 
@@ -142,7 +158,7 @@ def test_a_silo_that_claims_a_huge_loss_reduction_stays_under_every_cap() -> Non
     liar = summary("liar", examples=2**63 - 1, loss_reduction=1e9, delta_norm=1e30)
     cohort = weigh(
         [BANK, CLINIC, HOSPITAL, liar],
-        weighting=Weighting.LORAR,
+        weighting=LORAR,
         caps=WeightCaps(max_weight=500.0, max_weight_share=0.4, max_delta_norm=1.0),
     )
     lied = cohort.silos[3]
@@ -185,12 +201,12 @@ def test_a_share_cap_above_one_is_refused() -> None:
 
 def test_two_updates_of_one_silo_are_refused() -> None:
     with pytest.raises(Conflict, match="silo bank has two updates"):
-        weigh([BANK, CLINIC, BANK], weighting=Weighting.EQUAL)
+        weigh([BANK, CLINIC, BANK], weighting=EQUAL)
 
 
 def test_an_empty_cohort_is_refused() -> None:
     with pytest.raises(StateError, match="no silo has an update"):
-        weigh([], weighting=Weighting.EQUAL)
+        weigh([], weighting=EQUAL)
 
 
 @st.composite
@@ -216,7 +232,7 @@ def cohorts_with_caps(draw: st.DrawFn) -> tuple[list[SiloSummary], WeightCaps]:
     return cohort, WeightCaps(max_weight=draw(maybe), max_weight_share=share, max_delta_norm=draw(maybe))
 
 
-weightings = st.sampled_from(Weighting)
+weightings = st.sampled_from(WEIGHTINGS)
 
 
 @settings(deadline=None)
@@ -271,7 +287,7 @@ def test_fallback_is_told_exactly_when_all_raw_weights_are_zero(
 @given(cohorts_with_caps())
 def test_shares_below_the_share_cap_keep_their_proportions(case: tuple[list[SiloSummary], WeightCaps]) -> None:
     summaries, caps = case
-    cohort = weigh(summaries, weighting=Weighting.SIZE, caps=caps)
+    cohort = weigh(summaries, weighting=SIZE, caps=caps)
     below = [silo for silo in cohort.silos if Cap.MAX_WEIGHT_SHARE not in silo.caps and silo.share > 1e-9]
     for one, other in itertools.combinations(below, 2):
         assert one.share * other.weight == pytest.approx(other.share * one.weight, rel=1e-9)

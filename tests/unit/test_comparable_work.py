@@ -21,10 +21,9 @@ from silo_agent.policy.rules import PolicyRules
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.masking import check_work_of_groups
 from silo_agent.training.local_optimizer import learning_rate_factor
-from silo_agent.training.local_trainer import optimizer_steps
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.training import SiloTraining, TrainingSection
-from silo_wire.plans.work import COMMON, MOST_SETTINGS, Work, widest_gap
+from silo_wire.plans.work import COMMON, MOST_SETTINGS, Work, optimizer_steps, widest_gap
 from tests.support.federation_peer import SILO, small_bundle
 from tests.support.secagg_federation import FEDERATION, silo_names
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-import coordinator.edges.sums.aggregator as aggregator_module
+import coordinator.edges.sums.reducers.plain as plain_module
 from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 from coordinator.aggregation.round_arithmetic import aggregate_slab
 from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
@@ -26,7 +26,6 @@ from coordinator.vectors import slab_buffers
 from coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
-from silo_wire.plans.lorar import Weighting
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.server_optimizer import optimizer_named, slots
@@ -142,13 +141,14 @@ def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> V
                     silo=silo,
                     examples=SENT[silo][0],
                     loss_reduction=SENT[silo][1],
+                    optimizer_steps=1,
                     delta_norm=norm_in_chunks(
                         as_bytes(place, deltas[silo]), place.bundle.plan.wire.update, SENT[silo][2]
                     ),
                 )
                 for silo in vectors
             ],
-            weighting=Weighting(section.weighting),
+            weighting=section.weighs,
             caps=WeightCaps(
                 max_weight=section.max_weight or None,
                 max_weight_share=section.max_weight_share or None,
@@ -350,7 +350,9 @@ def test_zero_weight_changes_no_byte(place: Workplace) -> None:
         total=0.0,
         fallback=False,
     )
-    result = place.aggregator().apply(place.key(2), first.model, nothing, updates)
+    reducer = place.aggregator().updates
+    assert isinstance(reducer, plain_module.Plain)
+    result = reducer.weighed(place.key(2), first.model, updates, nothing)
     assert (result.outcome, result.model) == (Outcome.ZERO_WEIGHT, first.model)
     assert {path: path.read_bytes() for path in (place.state / "models").rglob("*") if path.is_file()} == before
 
@@ -475,7 +477,7 @@ def test_no_thread_is_left_whatever_happens(place: Workplace, monkeypatch: pytes
         with pytest.raises(StorageError, match="No space left on device"):
             place.aggregator().aggregate(place.key(), base, updates[:2])
     with monkeypatch.context() as patched:
-        patched.setattr(aggregator_module, "aggregate_slab", defect)
+        patched.setattr(plain_module, "aggregate_slab", defect)
         with pytest.raises(ZeroDivisionError):
             place.aggregator().aggregate(place.key(), base, updates[:2])
     assert [thread.name for thread in threading.enumerate() if thread.name == "slabs"] == []

@@ -19,6 +19,7 @@ from coordinator.aggregation.noised_sum import NoisedSum
 from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.edges.sums.aggregator import Aggregator
 from coordinator.edges.sums.noised_mean import NoisedMeanReader
+from coordinator.edges.sums.reducers.noised import Noised
 from coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
 from coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
 from coordinator.rounds.events import Aggregated, BudgetExhausted
@@ -280,7 +281,8 @@ def test_secret_and_ledger_are_private_and_a_lost_secret_is_noticed(place: Workp
 
 def test_nothing_is_noised_without_a_ledger(place: Workplace) -> None:
     bare = private(place)
-    bare._releases = None
+    assert isinstance(bare.updates, Noised)
+    bare.updates._releases = None
     with pytest.raises(StateError, match="no ledger"):
         bare.aggregate(place.key(), place.models.initial(), sent(place, place.key()))
 

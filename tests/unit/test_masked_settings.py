@@ -22,13 +22,14 @@ from pydantic import ValidationError
 
 from silo_agent.commands.plan_review import unusual
 from silo_agent.training.local_optimizer import learning_rate_factor
-from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model.model import add_adapters, layout_of
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.adapters import adapter_layout
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
 from silo_wire.plans.sections.training import MOST_MASKED_MU, TrainingSection
+from silo_wire.plans.work import optimizer_steps
+from silo_wire.weightings.named import WEIGHTINGS
 from tests.support.federation_peer import small_bundle
 from tests.support.tiny_t5 import random_model
 from tests.support.undisturbed_training import train_undisturbed
@@ -229,6 +230,7 @@ def test_the_loudest_part_of_one_silo_is_what_the_threat_model_says() -> None:
     assert loudest("lorar", reached) == pytest.approx(most, abs=1e-4)
     assert loudest("loss_reduction", reached / SIZES[3]) == pytest.approx(most, abs=1e-4)
     assert max(loudest("size", cap) for cap in np.geomspace(400.0, 1e-9, 60)) < 0.7
+    assert max(loudest("fednova", cap) for cap in np.geomspace(400.0, 1e-9, 60)) < 0.7
 
 
 @pytest.mark.parametrize(("weighting", "least"), [("lorar", 10.0), ("loss_reduction", 0.1)])
@@ -271,7 +273,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     }
     aggregation = {
         "secure_aggregation": True,
-        "weighting": of("lorar", "size", "loss_reduction", "equal"),
+        "weighting": of(*(weighting.name for weighting in WEIGHTINGS)),
         "max_weight": of(1e-9, 0.1, 1.0, 10.0, 40.0, 1e12),
         "max_weight_ratio": of(1.0, 10.0, 100.0, 100.0),
         "delta_bound": of(1e-9, 1e-3, 1.0, 1e9),

@@ -23,7 +23,6 @@ from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_
 from lorica_security.secure_aggregation.messages import MaskedInput
 from lorica_security.secure_aggregation.roster import Roster
 from silo_agent.training.local_optimizer import local_optimizer
-from silo_agent.training.local_trainer import optimizer_steps
 from silo_agent.training.model.model import bind, layout_of
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs.masked_orders_codec import mask_answer_to_wire, mask_to_wire
@@ -33,6 +32,7 @@ from silo_wire.messages import Mask, RoundKey
 from silo_wire.plans.masked_ranges import ranges_of
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.work import optimizer_steps
 from tests.support import secagg_federation
 from tests.support.tiny_t5 import bundle_of, random_model
 

@@ -28,8 +28,9 @@ from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.update import masked_vector
 from silo_agent.training.update.masked_vector import BLOCK_ELEMENTS, own_weight, write_masked_vector
 from silo_wire.manifest import manifest_of, masked_layout
-from silo_wire.plans.lorar import Weighting, raw_weight
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.weightings.named import WEIGHTINGS
+from silo_wire.weightings.weighting import Weighting
 from tests.support import secagg_from_page as page
 from tests.support.coordinator_edges import Vector, summary
 from tests.support.masked_round import kept
@@ -261,12 +262,18 @@ def test_the_mark_is_of_the_file_that_was_written(tmp_path: Path) -> None:
         assert FileMark.of(file.fileno()) == written.mark
 
 
-@pytest.mark.parametrize("weighting", Weighting)
+@pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda it: it.name)
 @pytest.mark.parametrize("cap", [3.0, 50.0])
 def test_a_silo_weighs_itself_as_the_coordinator_would(weighting: Weighting, cap: float) -> None:
     told = summary(examples=40, reduction=0.75)
-    section = AggregationSection(weighting=weighting.value, max_weight=cap)
-    one = SiloSummary(silo=SiloName("a"), examples=told.examples, loss_reduction=told.loss_reduction, delta_norm=1.0)
+    section = AggregationSection(weighting=weighting.name, max_weight=cap)
+    one = SiloSummary(
+        silo=SiloName("a"),
+        examples=told.examples,
+        loss_reduction=told.loss_reduction,
+        optimizer_steps=1,
+        delta_norm=1.0,
+    )
     cohort = weigh([one], weighting=weighting, caps=WeightCaps(max_weight=cap))
     assert min(own_weight(section, told), section.weight_cap) == cohort.total
 
@@ -290,8 +297,8 @@ def test_a_silo_weighs_neither_more_than_the_cap_nor_less_than_the_ratio_below_i
 
 
 def test_weights_by_hand() -> None:
-    weights = [raw_weight(weighting, examples=40, loss_reduction=0.75) for weighting in Weighting]
-    assert weights == [30.0, 40.0, 0.75, 1.0]
+    weights = [weighting.raw_weight(summary(examples=40, reduction=0.75)) for weighting in WEIGHTINGS]
+    assert weights == [30.0, 40.0, 0.75, 1.0, 40.0]
 
 
 # --- what is left behind

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from prometheus_client import CollectorRegistry
@@ -36,11 +36,13 @@ from lorica_security.errors import ConfigurationError
 from silo_agent.edges.check.misconfigurations import Mistake as SiloMistake
 from silo_agent.edges.console.metrics import SiloMetrics
 from silo_agent.settings import Settings as SiloSettings
+from silo_wire.algorithm import Algorithm, Number, Promise
 from silo_wire.canonical import digest_of
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.privacy import calibrated_noise
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.transport import ENROLMENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from silo_wire.weightings.named import WEIGHTINGS
 from silo_wire.wire_version import OURS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -206,6 +208,23 @@ def plan_table() -> str:
 
 def plan_model_table() -> str:
     return _table(("key", "meaning"), [(f"`model.{key}`", MODEL_MEANINGS[key]) for key in ModelSection.model_fields])
+
+
+def algorithm_table() -> str:
+    """What each weighting and each reducer says of itself."""
+    # Here, not above: torch, which reducers bring, takes seconds to import.
+    from coordinator.edges.sums.reducers.chosen import REDUCERS
+
+    def row(name: str, it: Algorithm) -> tuple[str, ...]:
+        promises = [promise for promise in get_args(Promise) if promise in it.promises]
+        needs = [number for number in Number if number in it.needs]
+        return (name, it.meaning, ", ".join(needs), it.masks or "no", ", ".join(promises) or "none", str(it.passes))
+
+    header = ("algorithm", "what it is", "needs of a silo", "under masks", "with privacy", "passes over the deltas")
+    weightings = [row(f'weighting `"{it.name}"`', it) for it in WEIGHTINGS]
+    # The classes, not what they make: what an algorithm says of itself is the same for every plan.
+    reducers = [row(f"reducer {it.name}", cast(Algorithm, it)) for it in REDUCERS]
+    return _table(header, [*weightings, *reducers])
 
 
 def preset_table() -> str:
@@ -558,6 +577,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "plan": plan_table,
     "plan-model": plan_model_table,
+    "algorithms": algorithm_table,
     "presets": preset_table,
     "federation": federation_table,
     "silo": silo_table,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from coordinator.edges.models.model_store import ModelStore
 from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums import aggregator as aggregator_module
 from coordinator.edges.sums.aggregator import Aggregator
+from coordinator.edges.sums.reducers import noised
 from coordinator.edges.sums.release_ledger import ReleaseLedger
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.vectors import model_file
@@ -161,13 +161,13 @@ class _Coordinator:
             for silo, delta, (_, weight) in zip(_SILOS, deltas, _UPDATES, strict=False)
         ]
         keys: list[bytes] = []
-        original: type[NoiseStream] = vars(aggregator_module)["NoiseStream"]
+        original: type[NoiseStream] = vars(noised)["NoiseStream"]
 
         def taped(key: bytes) -> NoiseStream:
             keys.append(key)
             return original(key)
 
-        with replaced(aggregator_module, "NoiseStream", taped):
+        with replaced(noised, "NoiseStream", taped):
             result = self._aggregator.aggregate(key, base, updates)
         vector = self._models.vector(result.model)
         content = b"".join(vector.chunk(index) for index in range(vector.manifest.chunks))

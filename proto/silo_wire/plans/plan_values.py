@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lorica_security.console.strict_toml import NameText, Section
+from silo_wire.algorithm import Number
 from silo_wire.canonical import Digest
 from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.privacy import PrivacySection, Release
@@ -99,4 +100,4 @@ class PlanValues(Section):
     @property
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
-        return self.aggregation.weighting in ("lorar", "loss_reduction")
+        return Number.LOSS_REDUCTION in self.aggregation.weighs.needs

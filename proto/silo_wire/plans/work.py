@@ -36,6 +36,11 @@ class WorkSettings(Protocol):
     def gradient_accumulation(self) -> int: ...
 
 
+def optimizer_steps(examples: int, settings: WorkSettings) -> int:
+    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are left."""
+    return settings.epochs * -(-examples // (settings.batch_size * settings.gradient_accumulation))
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """`batch` is the examples of one optimizer step."""

@@ -38,7 +38,6 @@ from silo_agent.training.model.vector_file import ChunkWriter, new_chunk_file
 from silo_agent.training.update.within_range import WithinRange, peaks
 from silo_wire.manifest import CHUNK_BYTES, Manifest, masked_layout
 from silo_wire.messages import TrainingSummary
-from silo_wire.plans.lorar import Weighting, raw_weight
 from silo_wire.plans.sections.aggregation import AggregationSection
 
 _ITEM = 4  # bytes of a float32 and of a word
@@ -78,8 +77,7 @@ def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
     Both bounds are the same in every round. So whatever model a silo was handed, nobody's delta counts more than max_weight_ratio times
     another's.
     """
-    weight = raw_weight(Weighting(section.weighting), examples=summary.examples, loss_reduction=summary.loss_reduction)
-    return max(weight, section.least_weight)
+    return max(section.weighs.raw_weight(summary), section.least_weight)
 
 
 def own_share(section: AggregationSection, summary: TrainingSummary) -> float:

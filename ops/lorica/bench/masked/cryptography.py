@@ -195,7 +195,7 @@ class _Cohort:
         unmask = attempt.unmask({name: bytes.fromhex(digest) for name, digest in digests.items()})
         try:
             _, mean = measured(lambda: self._mean(unmask, survivors))
-            result, aggregate = measured(lambda: self._aggregator.apply_masked(_KEY, self.base, unmask, digests))
+            result, aggregate = measured(lambda: self._aggregator.masks.unmasked(_KEY, self.base, unmask, digests))
         finally:
             unmask.masks.erase()
         error = self._error(result.model, survivors)

@@ -15,9 +15,9 @@ from coordinator.edges.models.plan_disk import plan_disk
 from lorica.simulation.forecast.traffic import Traffic
 from lorica.simulation.workers.shares import shared_out
 from lorica_security.identifiers import SiloName
-from silo_agent.training.local_trainer import optimizer_steps
 from silo_wire.manifest import Layout
 from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.work import optimizer_steps
 
 FLOAT_BYTES = 4
 

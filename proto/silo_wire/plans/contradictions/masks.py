@@ -1,7 +1,6 @@
 """What does not go with secure aggregation, under which the coordinator sees sums alone."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.training import MOST_MASKED_MU
@@ -10,10 +9,6 @@ LEAST_GRAD_NORM = 1e-3
 """Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether there is one."""
 LEAST_ADAPTER_EPOCHS = 2
 """Under masks. B begins at 0, and the gradient of A is 0 in the first step: a silo that makes no other adds nothing to any A."""
-
-
-FIRST_MAX_WEIGHT: Final = {"lorar": "half of its examples", "size": "its examples", "loss_reduction": "0.5"}
-"""By weighting, what is said of the largest silo before a round has shown what silos weigh; "equal" has a cap anyway."""
 
 
 def of_masks(plan: PlanValues) -> Iterator[str]:
@@ -29,7 +24,7 @@ def _of_sums_alone(plan: PlanValues) -> Iterator[str]:
         yield (
             f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{plan.aggregation.weighting}": a '
             "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin with "
-            f'{FIRST_MAX_WEIGHT[plan.aggregation.weighting]}, or weighting to "equal"'
+            f'{plan.aggregation.weighs.first_cap}, or weighting to "equal"'
         )
     if plan.aggregation.max_weight_share:
         yield (

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.privacy import LEAST_BOUND, MOST_BOUND
+from silo_wire.weightings.named import named_for
 
 
 def of_privacy(plan: PlanValues) -> Iterator[str]:
@@ -26,10 +27,12 @@ def of_privacy(plan: PlanValues) -> Iterator[str]:
 def _unlike_joint(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
     """The same for noise that silos make together, under which a round is one step of the sum of their gradients."""
     aggregation, privacy, training = plan.aggregation, plan.privacy, plan.training
-    alone = "under which no update is covered alone"
+    if not aggregation.secure_aggregation:
+        yield "[aggregation] secure_aggregation", "false", "true", "under which no update is covered alone"
+    if "joint" not in aggregation.weighs.promises:
+        weighting = f'"{aggregation.weighting}"'
+        yield "[aggregation] weighting", weighting, named_for("joint"), "under which all silos weigh the same"
     for key, value, needed, why in (
-        ("[aggregation] secure_aggregation", aggregation.secure_aggregation, True, alone),
-        ("[aggregation] weighting", aggregation.weighting, "equal", "under which all silos weigh the same"),
         ("[aggregation] max_delta_norm", aggregation.max_delta_norm, 0.0, "which cuts coordinates to delta_bound"),
         ("[privacy] steps", privacy.steps, 1, "under which a round is one step"),
         ("[privacy] average_decay", privacy.average_decay, 0.0, "under which a round has no iterates"),
@@ -79,12 +82,12 @@ def _unlike_joint(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
 
 def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
     """Key, value, what it must be and why, for each key that does not go with record-level privacy."""
-    training, weighting = plan.training, plan.aggregation.weighting
-    if weighting not in ("lorar", "equal"):
+    training, weighting = plan.training, plan.aggregation.weighs
+    if "record" not in weighting.promises:
         yield (
             "[aggregation] weighting",
-            f'"{weighting}"',
-            '"lorar" or "equal"',
+            f'"{weighting.name}"',
+            named_for("record"),
             "which releases no number of records",
         )
     if not training.max_grad_norm:
@@ -120,11 +123,11 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
 def _unlike_silo_level(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
     """The same for silo-level privacy, whose noise matches the most that one silo adds to a sum."""
     aggregation = plan.aggregation
-    if aggregation.weighting not in ("lorar", "equal"):
+    if "silo" not in aggregation.weighs.promises:
         yield (
             "[aggregation] weighting",
             f'"{aggregation.weighting}"',
-            '"lorar" or "equal"',
+            named_for("silo"),
             "whose weights are shares of a public cap",
         )
     if not aggregation.weight_cap:

@@ -13,6 +13,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_share_cap(plan)
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
+    yield from _of_the_weighting(plan)
     if plan.aggregation.secure_aggregation:
         yield from of_masks(plan)
     yield from of_privacy(plan)
@@ -44,3 +45,17 @@ def _of_adapters(plan: PlanValues) -> Iterator[str]:
                 f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {plan.adapters.rank}: make a new plan "
                 "with coordinator plan new, where a rank is for good"
             )
+
+
+def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
+    weighting = plan.aggregation.weighs
+    if plan.aggregation.secure_aggregation and not weighting.masks:
+        yield (
+            f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the coordinator '
+            "knows the sum of weights alone: set another one, or turn secure_aggregation off"
+        )
+    for it in weighting.clashes(plan.training):
+        yield (
+            f'{it.key} = {it.value} does not go with [aggregation] weighting = "{weighting.name}", {it.why}: set it to '
+            f"{it.needed}"
+        )

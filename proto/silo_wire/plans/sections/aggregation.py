@@ -13,6 +13,8 @@ from silo_wire.plans.sections.numbers import (
     Bound,
     ServerRate,
 )
+from silo_wire.weightings.named import WeightingName, weighting_named
+from silo_wire.weightings.weighting import Weighting
 
 LEAST_SGD_RATE = 0.01
 
@@ -23,7 +25,7 @@ class AggregationSection(Section):
     Under secure aggregation the coordinator sees only sums: each silo itself applies `max_weight` and `max_delta_norm`.
     """
 
-    weighting: Literal["lorar", "size", "loss_reduction", "equal"] = "lorar"
+    weighting: WeightingName = "lorar"
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -61,9 +63,14 @@ class AggregationSection(Section):
         return self
 
     @property
+    def weighs(self) -> Weighting:
+        """The weighting as a value."""
+        return weighting_named(self.weighting)
+
+    @property
     def weight_cap(self) -> float:
         """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level privacy."""
-        return 1.0 if self.weighting == "equal" else self.max_weight
+        return self.max_weight if self.weighs.only_weight is None else self.weighs.only_weight
 
     @property
     def least_weight(self) -> float:
