@@ -1,4 +1,4 @@
-"""README and ops/docs say what is so: commands and options exist, links lead somewhere, samples parse, tables are current."""
+"""README, CONTRIBUTING, SECURITY and ops/docs say what is so: commands and options exist, links lead somewhere, samples parse, tables are current."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ from tests.support.postgresql import running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "ops" / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
 APPS: dict[str, Any] = {
     "coordinator": typer.main.get_command(coordinator_app),
     "silo-agent": typer.main.get_command(silo_app),

@@ -288,7 +288,7 @@ def schema(tmp_path: Path) -> tuple[str, ...]:
 @pytest.fixture
 def arrow() -> Iterator[Any]:
     return pytest.importorskip(
-        "pyarrow", reason="pyarrow is not installed: make install, or pip install 'lorica[import]'"
+        "pyarrow", reason="pyarrow is not installed: make install, or pip install 'pyarrow>=21,<27'"
     )
 
 
@@ -421,11 +421,11 @@ def test_no_type_of_a_file_is_unpickled(tmp_path: Path, schema: tuple[str, ...],
     assert (tmp_path / "unpickled").exists()  # had somebody unpickled it, that would have been there
 
 
-def test_without_pyarrow_the_extra_is_named(
+def test_without_pyarrow_what_to_install_is_named(
     tmp_path: Path, schema: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     run("rows.parquet", *schema).is_refusal(
-        ConfigurationError, "pyarrow is not installed: pip install 'lorica[import]'"
+        ConfigurationError, "pyarrow is not installed: pip install 'pyarrow>=21,<27'"
     )

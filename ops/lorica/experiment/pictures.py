@@ -72,7 +72,7 @@ def draw(picture: Picture, out: Path) -> None:
         from matplotlib import pyplot
     except ImportError as error:
         raise ConfigurationError(
-            "pictures need matplotlib, which is not installed: pip install 'lorica[studies]'"
+            "pictures need matplotlib, which is not installed: pip install 'matplotlib>=3.10,<4'"
         ) from error
 
     pyplot.switch_backend("svg")

@@ -33,7 +33,7 @@ def arrow_rows(path: Path, shown: str, kind: Literal["parquet", "arrow"], readin
     """Raises ConfigurationError where pyarrow is not installed, DataError where the file cannot be read or holds too much."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigurationError(
-            f"{shown} is a Parquet or Arrow file, and pyarrow is not installed: pip install 'lorica[import]', or save the data as CSV "
+            f"{shown} is a Parquet or Arrow file, and pyarrow is not installed: pip install 'pyarrow>=21,<27', or save the data as CSV "
             "or JSON lines"
         )
     order = {"path": str(path.absolute()), "kind": kind, "wanted": sorted(reading.wanted), "memory_bytes": MAX_MEMORY}
