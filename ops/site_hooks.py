@@ -18,7 +18,7 @@ DOCS = "ops/docs"
 OF_THE_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 MOVED = {"README.md": "index.md", **{name: name for name in OF_THE_ROOT}}
 
-_FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     folder = posixpath.dirname(source if source in OF_THE_ROOT else f"{DOCS}/{source}")
     parts = _FENCE.split(markdown)
     for index, part in enumerate(parts):
-        if part.startswith("```"):
+        if part.lstrip(" ").startswith("```"):
             parts[index] = part.replace("```mermaid", "```text", 1)
         else:
             text = _CELL_CODE.sub(lambda match: match[0].replace(r"\|", "|"), part)
