@@ -34,6 +34,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
+    """The pages of ops/docs, and those that lie at the root."""
     for name in OF_THE_ROOT:
         files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
     return files

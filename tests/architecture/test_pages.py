@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.deployment_tools import tool
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "ops" / "docs"
 PAGES = sorted(
@@ -212,3 +214,14 @@ def test_the_workflow_runs_what_ci_runs_with_actions_of_one_version() -> None:
     used = [step["uses"] for step in job["steps"] if "uses" in step]
     assert used
     assert all(re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", one) for one in used)
+
+
+def test_the_workflow_is_one_that_github_takes() -> None:
+    command = [
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.github-workflows",
+        ROOT / ".github/workflows/ci.yml",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
