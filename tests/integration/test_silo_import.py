@@ -419,7 +419,7 @@ def test_no_type_of_a_file_is_unpickled(tmp_path: Path, schema: tuple[str, ...],
     assert (tmp_path / "unpickled").exists()  # had somebody unpickled it, that would have been there
 
 
-def test_without_pyarrow_the_extra_is_named(
+def test_without_pyarrow_what_to_install_is_named(
     tmp_path: Path, schema: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -27,7 +27,7 @@ from coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from coordinator.plans.forecast import forecast, require_worth
 from coordinator.plans.plan_text import plan_template
 from coordinator.plans.presets import PRESETS, preset
-from lorica.documentation import docs_commands
+from lorica.documentation import docs_commands, rooms
 from lorica.privacy_utility.pages import cost_picture, cost_table, ideas_table, joint_table
 from lorica_security.console.preflight import Misconfiguration
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
@@ -46,7 +46,6 @@ from silo_wire.weightings.named import WEIGHTINGS
 from silo_wire.wire_version import OURS
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-README: Final = DOCS.parent.parent / "README.md"
 
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
@@ -164,10 +163,10 @@ SILO_MEANINGS: Final[dict[str, str]] = {
 }
 
 
-def write_pages(folder: Path = DOCS, *further: Path) -> list[Path]:
+def write_pages(folder: Path = DOCS) -> list[Path]:
     """Bring the tables of every page up to date; the pages that changed."""
     changed = []
-    for page in (*sorted(folder.rglob("*.md")), *further):
+    for page in sorted(folder.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (current := rendered(text)) != text:
             page.write_text(current, encoding="utf-8")
@@ -566,6 +565,13 @@ def commands_table(program: str) -> str:
     return _table(("command", "what it does", "options"), list(docs_commands.rows(program)))
 
 
+# --- rooms
+
+
+def rooms_table(package: str) -> str:
+    return _table(("room", "what it is for"), list(rooms.rows(package)))
+
+
 # --- all of them
 
 
@@ -593,6 +599,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "utility-ideas": ideas_table,
     "utility-joint": joint_table,
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
+    **{f"rooms-{package.replace('_', '-')}": partial(rooms_table, package) for package in rooms.PACKAGES},
 }
 
 PICTURES: Final[dict[str, Callable[[], str]]] = {"pictures/privacy-utility.svg": cost_picture}
@@ -600,5 +607,5 @@ PICTURES: Final[dict[str, Callable[[], str]]] = {"pictures/privacy-utility.svg":
 
 if __name__ == "__main__":
     write_pictures()
-    for page in write_pages(DOCS, README):
+    for page in write_pages():
         sys.stdout.write(f"{page.relative_to(DOCS.parent.parent)} brought up to date\n")

@@ -5,7 +5,9 @@ Means stand with the standard deviation over seeds (n - 1). A score is exact mat
 
 import itertools
 import math
+import re
 import statistics
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +50,10 @@ def report_text(study: Study, out: Path) -> str:
         "## Loss per target token on dev after the last round, whose model need not be the one that was tested\n",
         _last_losses(by_setup, seeds),
         "## What Lorar changes\n",
-        "The run with it less that of the same seed without; silos from the one with the fewest training examples on. More of "
-        "exact match is better, less of loss.\n",
+        _wrapped(
+            "The run with it less that of the same seed without; silos from the one with the fewest training examples on. "
+            "More of exact match is better, less of loss."
+        ),
         _lorar(by_setup, "exact_match", "points of exact match more than without", seeds),
         _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
         "## Whose update counted\n",
@@ -104,14 +108,20 @@ def _provenance(study: Study, lines: Sequence[Line]) -> str:
     commits = sorted({line["commit"] for line in lines if line["commit"]})
     seeds = sorted({line["seed"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
-    return (
+    return _wrapped(
         f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
         f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit {', '.join(commits) or 'unknown'}. "
         f"Values of the plan: {_values(study.plan) or 'the preset alone'}."
         + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
         + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
-        + "\n"
     )
+
+
+def _wrapped(paragraph: str) -> str:
+    """The paragraph in lines of at most 120 characters; code stays on one line."""
+    bound = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), paragraph)
+    lines = textwrap.fill(bound, 120, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ") + "\n"
 
 
 def _values(values: Mapping[str, object]) -> str:

@@ -1,0 +1,1 @@
+"""What is generated from the .proto files beside it, by `make proto`."""

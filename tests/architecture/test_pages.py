@@ -1,0 +1,227 @@
+"""How pages are written: width, the README's promises, places that exist, metadata, and the site's navigation."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.deployment_tools import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "ops" / "docs"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.md"), *DOCS.rglob("*.md")], key=lambda page: page.parts
+)
+WIDTH = 120
+LARGEST_README = 7 * 1024
+PROMISES = 5
+HOSTS = {
+    "127.0.0.1",
+    "aclanthology.org",
+    "download.pytorch.org",
+    "github.com",
+    "keepachangelog.com",
+    "pypi.org",
+    "semver.org",
+    "YOUR-WIKI",
+}
+"""Whom a page may name. None of them has Lorica: there is no published address yet."""
+OURS = re.compile(r"(github\.com|gitlab\.com|pypi\.org/project|readthedocs\.io|ghcr\.io|docker\.io)/[\w-]*lorica", re.I)
+FROM_AN_INDEX = re.compile(r"pip3? install (?:-\S+ )*['\"]?lorica\b")
+FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+TARGET = re.compile(r"\]\(([^)\s]+)\)")
+PATHS = re.compile(r"(?<![\w/.-])((?:coordinator|silo_agent|proto|security|ops|tests)/[\w./-]*\w/?)")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def tracked() -> Iterator[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    yield from (path for name in listed.split("\0") if name and (path := ROOT / name).is_file())
+
+
+# --- width
+
+
+def too_wide(text: str) -> list[str]:
+    """Lines of prose above 120 characters: tables, fences, pictures and the targets of links do not count."""
+    return [
+        line
+        for line in FENCE.sub("", text).splitlines()
+        if not line.lstrip().startswith(("|", "![", "<")) and len(TARGET.sub("]", line)) > WIDTH
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_line_of_prose_is_too_wide(page: Path) -> None:
+    assert too_wide(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_line_is_measured_without_what_a_reader_does_not_see() -> None:
+    words = "word " * 24
+    assert (
+        too_wide(
+            f"{words}\n```\n{words * 2}\n```\n| {words * 2} |\n[{'x' * 100}](ops/docs/a-long-name.md#and-an-anchor)\n"
+        )
+        == []
+    )
+    assert too_wide(f"- {words}and more\n") == [f"- {words}and more"]
+
+
+# --- the README
+
+
+def test_the_readme_is_short_and_begins_with_promises_and_their_proofs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= LARGEST_README
+    promises = [line for line in text.splitlines()[:10] if line.startswith("- ")]
+    assert len(promises) == PROMISES
+    for line in promises:
+        (target,) = TARGET.findall(line)
+        proof = ROOT / target.partition("#")[0]
+        assert proof.is_relative_to(ROOT / "tests"), line
+        assert re.search(r"^(async )?def test_", proof.read_text(encoding="utf-8"), re.MULTILINE), line
+
+
+# --- places
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_page_names_a_host_that_is_not_known(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://([\w.-]+\w)", text)) <= HOSTS
+
+
+def test_nothing_names_a_place_of_ours_that_does_not_exist() -> None:
+    found = [
+        f"{named(path)}: {match[0]}"
+        for path in tracked()
+        if path.suffix in {".md", ".py", ".toml", ".yml", ".yaml", ".in", ".j2", ".service", ""}
+        for pattern in (OURS, FROM_AN_INDEX)
+        for match in pattern.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == []
+
+
+def test_such_a_place_would_be_found() -> None:
+    assert FROM_AN_INDEX.search("$ pip install 'lor" + "ica[import]'")
+    assert FROM_AN_INDEX.search("pip install -U lor" + "ica")
+    assert not FROM_AN_INDEX.search("pip install dist/lorica-0.1.0-py3-none-any.whl")
+    assert OURS.search("git clone https://github.com/" + "lorica/lorica")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md" and "0001" not in page.name], ids=named
+)
+def test_every_path_of_the_repository_on_the_page_exists(page: Path) -> None:
+    text = TARGET.sub("", page.read_text(encoding="utf-8"))
+    for path in PATHS.findall(text):
+        assert (ROOT / path).exists(), path
+
+
+# --- the site
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    site = yaml.safe_load((ROOT / "ops/mkdocs.yml").read_text(encoding="utf-8"))
+    decisions = {f"adr/{page.name}" for page in (DOCS / "adr").glob("*.md")}  # site_hooks.py adds them
+    of_the_root = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert sorted(leaves_of(site["nav"])) == sorted((pages - decisions) | of_the_root)
+
+
+def leaves_of(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    else:
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from leaves_of(inner)
+
+
+BROKEN = {
+    "a page": ("[there](nowhere.md)", "nowhere.md"),
+    "an anchor": ("[there](audit.md#nowhere)", "nowhere"),
+    "another host": ('<img src="https://example.org/x.png">', "another host"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [None, *BROKEN])
+def test_the_site_builds_and_a_link_that_leads_nowhere_stops_it(broken: str | None, tmp_path: Path) -> None:
+    mkdocs = Path(f"{sys.prefix}-site/bin/mkdocs")
+    if not mkdocs.exists():
+        pytest.skip("mkdocs is not here: make site")
+    ops = tmp_path / "ops"
+    shutil.copytree(DOCS, ops / "docs")
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ops/mkdocs.yml", "ops/site_hooks.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    if broken is not None:
+        with (ops / "docs" / "terminal.md").open("a", encoding="utf-8") as page:
+            page.write(f"\n{BROKEN[broken][0]}\n")
+    done = subprocess.run(
+        [mkdocs, "build", "--config-file", ops / "mkdocs.yml"], capture_output=True, text=True, check=False
+    )
+    if broken is None:
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "site" / "index.html").is_file()
+    else:
+        assert done.returncode != 0
+        assert BROKEN[broken][1] in done.stdout + done.stderr
+
+
+# --- metadata
+
+
+def project() -> dict[str, Any]:
+    values: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return values
+
+
+def test_what_is_not_installed_is_asked_for_as_the_extras_have_it() -> None:
+    extras = project()["optional-dependencies"]
+    for extra, file in (("import", "silo_agent"), ("studies", "ops/lorica")):
+        (wanted,) = extras[extra]
+        code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / file).rglob("*.py"))
+        assert f"pip install '{wanted}'" in code, extra
+
+
+def test_the_project_names_no_address_until_there_is_one() -> None:
+    assert "urls" not in project()
+    assert "Private :: Do Not Upload" in project()["classifiers"]
+
+
+def test_every_hook_is_local_and_its_program_is_what_make_install_brings() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert [repo["repo"] for repo in hooks["repos"]] == ["local"]
+    for hook in hooks["repos"][0]["hooks"]:
+        assert hook["language"] == "system"
+        for program in re.findall(r"\.venv/bin/([\w-]+)", hook["entry"]):
+            assert program in {"python", "ruff", "mypy", "lint-imports"}, hook["id"]
+
+
+def test_the_workflow_runs_what_ci_runs_with_actions_of_one_version() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", one) for one in used)
+
+
+def test_the_workflow_is_one_that_github_takes() -> None:
+    command = [
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.github-workflows",
+        ROOT / ".github/workflows/ci.yml",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
