@@ -14,7 +14,6 @@ from rich.console import Console
 
 from lorica.bench.figures import Figures, Run
 from lorica.bench.masked import cryptography, run
-from lorica.bench.masked.attempt import AttemptInMemory
 from lorica.bench.masked.availability import DROP_OUT, availability
 from lorica.bench.masked.checks import ModelCheck
 from lorica.bench.masked.costs import Cost
@@ -27,6 +26,7 @@ from lorica.bench.masked.stand_ins import Encoded, net_masks, write_delta, write
 from lorica.bench.model import T5_BASE_PARAMETERS
 from lorica.bench.peers.app.constant_work import initial, relative_error
 from lorica.bench.peers.flwr_secagg import PeerMasks
+from lorica.secure_aggregation.in_memory import AttemptInMemory
 from lorica_security.errors import ConfigurationError, StateError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator.effects import Unmask

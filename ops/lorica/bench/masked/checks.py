@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.edges.models.model_store import ModelStore
 from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.vectors.stored_vector import StoredVector
-from lorica.bench.masked.attempt import FEDERATION, PLAN, ROUND, AttemptInMemory
 from lorica.bench.masked.costs import Cost, measured
+from lorica.secure_aggregation.in_memory import FEDERATION, PLAN, ROUND, AttemptInMemory
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.model_evidence.evidence import (
     Evidence,

@@ -26,13 +26,14 @@ from coordinator.edges.sums.round_evidence import RoundEvidence
 from coordinator.rounds.updates import CommittedUpdate
 from coordinator.vectors import model_file
 from coordinator.vectors.stored_vector import StoredVector, VectorReader
-from lorica.bench.masked.attempt import FEDERATION, PLAN, ROUND, AttemptInMemory
+from lorica.bench.masked.attempt import sum_of
 from lorica.bench.masked.checks import Coordinator, ModelCheck, Shown, checked_by
 from lorica.bench.masked.costs import Cost, measured
 from lorica.bench.masked.deltas import Deltas
 from lorica.bench.masked.hybrid import watched
 from lorica.bench.masked.stand_ins import BLOCK, Encoded, blocks, write_delta, write_sum, write_zeros
 from lorica.bench.peers.layout import layout as t5_tensors
+from lorica.secure_aggregation.in_memory import FEDERATION, PLAN, ROUND, AttemptInMemory
 from lorica_security.errors import StateError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator.effects import Unmask
@@ -209,7 +210,7 @@ class _Cohort:
     def check(self, survivors: range, attempt: AttemptInMemory) -> tuple[ModelCheck, ModelCheck]:
         """Spot and joint, by the first silo, of the model that the sum of these silos' vectors makes."""
         self._spools.vectors = {self.names[silo]: self._vectors[silo] for silo in survivors}
-        masked = attempt.sum_of({name: vector.manifest.digest for name, vector in self._spools.vectors.items()})
+        masked = sum_of(attempt, {name: vector.manifest.digest for name, vector in self._spools.vectors.items()})
         model = self._aggregator.aggregate_masked(_KEY, self.base, masked).model
         evidence = RoundEvidence(
             self._work / "shown", federation=FEDERATION, plan=PLAN, models=self._models, spools=self._spools
