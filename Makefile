@@ -81,7 +81,7 @@ privacy-utility: $(INSTALLED) ## What privacy costs in accuracy, and what helps;
 .PHONY: paper-round
 paper-round: OUT = paper-round
 paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random T5-base; DATA=DIR with its eight silos, EXAMPLES=1 of each split, OUT=DIR, new
-	@$(BIN)/python -m lorica.experiment.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
+	@$(BIN)/python -m lorica.experiments.paper_round $(if $(DATA),'$(DATA)') --out '$(OUT)' $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(THREADS),--threads $(THREADS))
 
 .PHONY: soak
 soak: OUT = soak-out

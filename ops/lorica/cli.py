@@ -172,9 +172,9 @@ def experiment(
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
-    from lorica.experiment.definition import Study
-    from lorica.experiment.report import write_report
-    from lorica.experiment.run import run_study
+    from lorica.experiments.definition import Study
+    from lorica.experiments.report import write_report
+    from lorica.experiments.run import run_study
 
     study = Study.read(file)
     if not report:

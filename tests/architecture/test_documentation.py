@@ -16,7 +16,7 @@ from coordinator.plans.presets import preset
 from coordinator.settings import Settings as CoordinatorSettings
 from lorica.cli import app as lorica_app
 from lorica.documentation import docs_pages, rooms
-from lorica.experiment.definition import Study
+from lorica.experiments.definition import Study
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import DataError
 from silo_agent.cli import app as silo_app

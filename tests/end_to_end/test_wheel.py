@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
 UNITS = {"silo-agent": "lorica-silo-agent"}
 PACKAGES = ("coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire")
-"""All that may be imported once the wheel is installed. None is the name of a distribution on PyPI."""
+"""All that may be imported once the wheel is installed. `ops` and `security`, of which others have distributions, are not among them."""
 SOURCES = ("coordinator/", "ops/lorica/", "security/lorica_security/", "silo_agent/", "proto/silo_wire/")
 PASSPHRASE = "long enough and of nobody's"
 LONGEST_S = 240.0

@@ -1,4 +1,4 @@
-"""ops/lorica/experiment/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and weights need change nothing."""
+"""ops/lorica/experiments/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and weights need change nothing."""
 
 import io
 from dataclasses import replace
@@ -12,11 +12,11 @@ from rich.console import Console
 from coordinator.plans.model_source import FolderModel
 from coordinator.plans.plan_folder import create_plan
 from lorica.demo.silos.eight_silos import SIZES, write_eight_silos
-from lorica.experiment import run
-from lorica.experiment.definition import SETUPS, Study, Value
-from lorica.experiment.paper_round import PAPER, cut
-from lorica.experiment.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
-from lorica.experiment.results_file import results
+from lorica.experiments import run
+from lorica.experiments.definition import SETUPS, Study, Value
+from lorica.experiments.paper_round import PAPER, cut
+from lorica.experiments.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
+from lorica.experiments.results_file import results
 from lorica.simulation.run import Simulated
 from lorica_security.errors import ConfigurationError
 from silo_agent.training import silo_trainer

@@ -14,11 +14,11 @@ from rich.console import Console
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import write_silo
-from lorica.experiment.data import merged, own_copy, require_same
-from lorica.experiment.definition import SETUPS, Run, Study
-from lorica.experiment.report import changes, loss_curves, share_curves, spread, write_report
-from lorica.experiment.results_file import RESULTS, append_result, results
-from lorica.experiment.run import run_study
+from lorica.experiments.data import merged, own_copy, require_same
+from lorica.experiments.definition import SETUPS, Run, Study
+from lorica.experiments.report import changes, loss_curves, share_curves, spread, write_report
+from lorica.experiments.results_file import RESULTS, append_result, results
+from lorica.experiments.run import run_study
 from lorica.simulation.run import silos_in
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError, Conflict, DataError, StorageError
@@ -120,7 +120,7 @@ def test_a_run_has_the_same_key_wherever_its_study_lies(tmp_path: Path) -> None:
 
 
 def test_the_papers_study_reads_and_is_all_ten_set_ups_on_t5_base() -> None:
-    path = Path(__file__).resolve().parents[2] / "ops" / "lorica" / "experiment" / "studies" / "paper.toml"
+    path = Path(__file__).resolve().parents[2] / "ops" / "lorica" / "experiments" / "studies" / "paper.toml"
     assert len(list(Study.read(path).runs())) == 30
 
 

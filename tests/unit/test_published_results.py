@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lorica.experiment.definition import SETUPS, Study
-from lorica.experiment.report import PAGE, report_text, require_done
-from lorica.experiment.results_file import RESULTS
+from lorica.experiments.definition import SETUPS, Study
+from lorica.experiments.report import PAGE, report_text, require_done
+from lorica.experiments.results_file import RESULTS
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 RESULTS_PAGE = OPS / "docs" / "results.md"
@@ -14,7 +14,7 @@ PUBLISHED = sorted(path.parent for path in (OPS / "docs" / "results").glob(f"*/{
 
 
 def study_of(folder: Path) -> Study:
-    return Study.read(OPS / "lorica" / "experiment" / "studies" / f"{folder.name}.toml")
+    return Study.read(OPS / "lorica" / "experiments" / "studies" / f"{folder.name}.toml")
 
 
 def test_some_study_is_published() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lorica.experiment.practice.random_schemas import Pair
+from lorica.experiments.practice.random_schemas import Pair
 from lorica_security.errors import ConfigurationError
 from silo_agent.training.data.schema import Column, ColumnType, Schema, Table
 

@@ -23,12 +23,12 @@ from rich.console import Console
 
 from coordinator.plans.model_source import ModelSource
 from coordinator.plans.plan_folder import create_plan, require_valid
-from lorica.experiment.averages import macro_average, micro_average
-from lorica.experiment.data import merged, own_copy, require_same, require_test
-from lorica.experiment.definition import SETUPS, Run, Study
-from lorica.experiment.practice.warm_up import start
-from lorica.experiment.results_file import append_result, results
-from lorica.experiment.scoring import scores
+from lorica.experiments.averages import macro_average, micro_average
+from lorica.experiments.data import merged, own_copy, require_same, require_test
+from lorica.experiments.definition import SETUPS, Run, Study
+from lorica.experiments.practice.warm_up import start
+from lorica.experiments.results_file import append_result, results
+from lorica.experiments.scoring import scores
 from lorica.simulation.out_folder import make_folder
 from lorica.simulation.report import round_facts
 from lorica.simulation.run import Simulated, logging_to, silos_in, simulate

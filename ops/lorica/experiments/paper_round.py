@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lorica.experiment.definition import Study, Value
-from lorica.experiment.practice.random_checkpoint import write_checkpoint
-from lorica.experiment.results_file import results
-from lorica.experiment.run import run_study
+from lorica.experiments.definition import Study, Value
+from lorica.experiments.practice.random_checkpoint import write_checkpoint
+from lorica.experiments.results_file import results
+from lorica.experiments.run import run_study
 from lorica.simulation.run import silos_in
 from lorica.simulation.silo_data import lines
 from lorica_security.console.terminal import show_table, terminal
