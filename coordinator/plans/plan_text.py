@@ -14,7 +14,7 @@ from silo_wire.weightings.named import WEIGHTINGS
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
 _HEADING = re.compile(r"\[([a-z.]+)\]")
 _WEIGHTINGS = "# WEIGHTINGS\n"
-_WIDTH = 120
+_WIDTH = 118  # and "# " before each line
 
 
 def plan_template() -> str:

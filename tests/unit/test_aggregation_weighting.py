@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
+from coordinator.plans.plan_text import plan_template
+from lorica.documentation.docs_pages import template_comments
 from lorica_security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
 from lorica_security.identifiers import silo_name
 from silo_wire import weightings as weightings_room
@@ -61,6 +63,13 @@ def test_a_weighting_is_known_by_its_plan_name() -> None:
     names = [weighting.name for weighting in WEIGHTINGS]
     assert names == ["lorar", "size", "loss_reduction", "equal", "fednova"]
     assert [weighting_named(name) for name in names] == list(WEIGHTINGS)
+
+
+def test_a_new_plan_names_every_weighting_with_its_meaning() -> None:
+    comment = template_comments(plan_template())["aggregation.weighting"]
+    assert [f'"{weighting.name}" ({weighting.meaning})' in comment for weighting in WEIGHTINGS] == [True] * len(
+        WEIGHTINGS
+    )
 
 
 def test_every_file_of_the_room_is_a_weighting_that_a_plan_can_name() -> None:

@@ -382,7 +382,7 @@ def test_sum_for_another_model_is_refused(tmp_path: Path) -> None:
         place.spool(key, name, header, raw, masked_layout(other.fixed_point.words))
         digests[name] = header.manifest.digest
     with pytest.raises(StateError, match=re.escape(f"model {base} has {LAYOUT.parameters}")):
-        place.aggregator().apply_masked(key, base, other, digests)
+        place.aggregator().masks.unmasked(key, base, other, digests)
 
 
 def test_sum_of_other_silos_than_the_survivors_is_refused(place: MaskedPlace) -> None:

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.edges.sums import aggregator
+from coordinator.edges.sums.reducers import noised as noised_reducer
 from coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica.privacy_audit.checks import (
     FALSE_ALARM,
@@ -468,8 +468,8 @@ class OneBlock(noise_streams.NoiseStream):
 
 
 SILO_LEVEL_BREAKS: dict[str, tuple[Any, Any, str, Any, str]] = {
-    "noise halved": (at_the_coordinator, aggregator, "NoiseStream", Halved, "noise scale"),
-    "one stream": (at_the_coordinator, aggregator, "NoiseStream", OneBlock, "independent noise"),
+    "noise halved": (at_the_coordinator, noised_reducer, "NoiseStream", Halved, "noise scale"),
+    "one stream": (at_the_coordinator, noised_reducer, "NoiseStream", OneBlock, "independent noise"),
     "one key": (
         at_the_coordinator,
         ReleaseLedger,

@@ -1,8 +1,8 @@
 """A weighting as a value: a raw weight from what a silo knows of its training, and what a plan must say to use it.
 
-Both sides must agree on it: the coordinator weighs plain updates, a silo weighs its own before it is masked. Caps and
-shares are the coordinator's (coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds
-itself.
+A new one is a file beside this one, a line in named.py and a test. Both sides must agree on it: the coordinator weighs
+plain updates, a silo weighs its own before it is masked. Caps and shares are the coordinator's
+(coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
