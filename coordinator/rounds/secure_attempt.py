@@ -73,7 +73,7 @@ class SecureAttempt:
     def words(self) -> int:
         """Length of a masked vector; once there is a roster."""
         state = self.state
-        assert isinstance(state, protocol_states.Sharing), f"no vector has a length in the phase {state.phase}"
+        assert isinstance(state, protocol_states.WithRoster), f"no vector has a length in the phase {state.phase}"
         return state.roster.parameters.fixed_point.words
 
     def would_take(self, masked: MaskedInput) -> bool:

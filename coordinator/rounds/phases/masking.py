@@ -28,8 +28,7 @@ def check_may_send_masked(state: State, key: RoundKey, silo: SiloName) -> Secure
             "wait for the next order"
         )
     check_key(state, key)
-    # Not isinstance: the protocol's later phases are kinds of this one.
-    if state.secure is None or type(state.secure.state) is not protocol_states.Masking:
+    if state.secure is None or not isinstance(state.secure.state, protocol_states.Masking):
         raise WrongTime(f"a masked vector of silo {silo} does not fit the present phase of secure aggregation")
     if not protocol_requests.is_awaited(state.secure.state, silo):
         raise WrongTime(f"no masked vector of silo {silo} is waited for in round {key.round} attempt {key.attempt}")

@@ -8,10 +8,12 @@ from lorica_security.secure_aggregation.coordinator.states import (
     Advertising,
     Agreeing,
     Masking,
+    Phase,
     Sharing,
     State,
     Unmasked,
     Unmasking,
+    WithRoster,
 )
 from lorica_security.secure_aggregation.messages import Delivery, UnmaskRequest
 
@@ -27,7 +29,7 @@ def delivery_to(state: Masking, holder: SiloName) -> Delivery:
 
 def is_awaited(state: State, silo: SiloName) -> bool:
     """Whether the present phase waits for an answer of `silo`, to `request_to` it."""
-    return isinstance(state, Advertising | Sharing) and silo in state.awaited
+    return isinstance(state, Phase) and silo in state.awaited
 
 
 def request_to(state: State, silo: SiloName) -> Request | None:
@@ -45,7 +47,7 @@ def request_to(state: State, silo: SiloName) -> Request | None:
             return None
 
 
-def requests_to_all(state: Sharing) -> tuple[Send, ...]:
+def requests_to_all(state: WithRoster) -> tuple[Send, ...]:
     requests = ((silo, request_to(state, silo)) for silo in sorted(state.awaited))
     return tuple(Send(to=silo, message=request) for silo, request in requests if request is not None)
 

@@ -6,7 +6,7 @@ from lorica_security.secure_aggregation.messages import Agreement, SurvivorSet, 
 from lorica_security.secure_aggregation.silo.effects import Journal, Send
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Agreed, Masked, Step
+from lorica_security.secure_aggregation.silo.states import Agreed, Masked, Step, WithSet
 
 
 def take_survivors(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
@@ -47,7 +47,7 @@ def survivors_again(state: Agreed, survivors: SurvivorSet, party: Party) -> Step
     return state, (Send(_agreement(state, party)),)
 
 
-def _agreement(state: Agreed, party: Party) -> Agreement:
+def _agreement(state: WithSet, party: Party) -> Agreement:
     return signed(
         Agreement(roster=state.roster.digest, silo=party.silo, survivors=state.survivors.digest), party.identity_key
     )

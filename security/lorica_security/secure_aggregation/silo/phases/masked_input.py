@@ -16,7 +16,7 @@ from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.attempt_end import end_attempt
 from lorica_security.secure_aggregation.silo.phases.boxes import key_of_box, opened_box, own_box_keys
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Dealt, Masked, Masking, Step
+from lorica_security.secure_aggregation.silo.states import Dealt, Masked, Masking, Step, WithDelivery, WithVector
 
 
 def take_delivery(state: Dealt, delivery: Delivery, party: Party) -> Step:
@@ -82,7 +82,7 @@ def delivery_after_masking(state: Masked, delivery: Delivery, party: Party) -> S
     return state, (Send(_masked_input(state, party)),)
 
 
-def _check_same_delivery(state: Masking, delivery: Delivery) -> None:
+def _check_same_delivery(state: WithDelivery, delivery: Delivery) -> None:
     if delivery != state.delivery:
         raise Conflict(f"a second delivery came for {state.attempt}: this silo masks for the first")
 
@@ -146,7 +146,7 @@ def vector_again(state: Masked, event: VectorMasked, party: Party) -> Step:
     return state, (Send(_masked_input(state, party)),)
 
 
-def _masked_input(state: Masked, party: Party) -> MaskedInput:
+def _masked_input(state: WithVector, party: Party) -> MaskedInput:
     return signed(
         MaskedInput(
             roster=state.roster.digest,

@@ -7,7 +7,7 @@ from lorica_security.secure_aggregation.roster import Roster
 from lorica_security.secure_aggregation.silo.effects import Journal, Remember, Send, ShareKeys
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_roster
-from lorica_security.secure_aggregation.silo.states import Advertised, Dealt, Sharing, Step
+from lorica_security.secure_aggregation.silo.states import Advertised, Dealt, Sharing, Step, WithRoster
 
 
 def take_roster(state: Advertised, roster: Roster, party: Party) -> Step:
@@ -31,7 +31,7 @@ def roster_after_dealing(state: Dealt, roster: Roster, party: Party) -> Step:
     return state, (Send(state.shared),)
 
 
-def _check_same_roster(state: Sharing, roster: Roster) -> None:
+def _check_same_roster(state: WithRoster, roster: Roster) -> None:
     if roster != state.roster:
         raise Conflict(f"a second roster came for {state.attempt}: this silo deals to the first")
 

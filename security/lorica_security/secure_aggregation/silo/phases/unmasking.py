@@ -18,7 +18,7 @@ from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.boxes import opened_box, own_box_keys
 from lorica_security.secure_aggregation.silo.phases.own_dealing import dealt_shares
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Agreed, Revealed, Step
+from lorica_security.secure_aggregation.silo.states import Agreed, Revealed, Step, WithSet
 
 
 def take_unmask_request(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
@@ -36,7 +36,7 @@ def take_unmask_request(state: Agreed, request: UnmaskRequest, party: Party) -> 
     return after, (Remember(memory), Journal(request), Send(_revealed(after, party)))
 
 
-def check_agreements(state: Agreed, request: UnmaskRequest, party: Party) -> None:
+def check_agreements(state: WithSet, request: UnmaskRequest, party: Party) -> None:
     """Raise unless at least `threshold` dealers signed the very set that this silo signed."""
     if request.roster != state.roster.digest:
         raise WrongTime(f"an unmask request of another roster came for {state.attempt}")
@@ -62,7 +62,7 @@ def unmask_request_again(state: Revealed, request: UnmaskRequest, party: Party) 
     return state, (Send(_revealed(state, party)),)
 
 
-def _revealed(state: Agreed, party: Party) -> Reveal:
+def _revealed(state: Revealed, party: Party) -> Reveal:
     dealt = dealt_shares(state, party.silo)
     own = dealt[state.roster.place(party.silo) - 1]
     revealed: list[RevealedShare] = []
