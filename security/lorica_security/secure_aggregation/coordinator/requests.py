@@ -19,6 +19,7 @@ from lorica_security.secure_aggregation.messages import Delivery, UnmaskRequest
 
 
 def delivery_to(state: Masking, holder: SiloName) -> Delivery:
+    """All dealings, and the boxes for this holder."""
     return Delivery(
         roster=state.roster.digest,
         holder=holder,
@@ -48,6 +49,7 @@ def request_to(state: State, silo: SiloName) -> Request | None:
 
 
 def requests_to_all(state: WithRoster) -> tuple[Send, ...]:
+    """What each awaited silo is sent at the beginning of a phase."""
     requests = ((silo, request_to(state, silo)) for silo in sorted(state.awaited))
     return tuple(Send(to=silo, message=request) for silo, request in requests if request is not None)
 

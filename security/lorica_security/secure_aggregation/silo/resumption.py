@@ -15,11 +15,12 @@ from lorica_security.secure_aggregation.silo.states import Advertised, Resting, 
 
 
 def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> Step:
-    """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done again.
+    """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done
+    again.
 
     Remember and Journal effects among them are already done and are left out. An empty journal gives a silo at rest.
-    Raises PolicyRefusal for a journal that `memory` is not of: of another attempt than the last that was joined, or one that
-    says less than this silo has done. It was put back, or the memory was.
+    Raises PolicyRefusal for a journal that `memory` is not of: of another attempt than the last that was joined, or one
+    that says less than this silo has done. It was put back, or the memory was.
     """
     if not journal:
         return Resting(memory), ()

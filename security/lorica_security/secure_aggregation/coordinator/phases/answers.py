@@ -22,19 +22,23 @@ def is_repeated(state: Phase, event: Any, held: tuple[Any, ...]) -> bool:
 
 
 def check_roster(state: WithRoster, roster: bytes) -> None:
+    """Raise WrongTime unless the answer is for this attempt's roster."""
     if roster != state.roster.digest:
         raise WrongTime(f"a message for another roster came in {state.attempt}")
 
 
 def dealers_of(state: WithDealers) -> tuple[SiloName, ...]:
+    """Those who dealt, by name."""
     return tuple(item.silo for item in state.shared)
 
 
 def check_dealt(state: WithDealers, silo: SiloName) -> None:
+    """Raise WrongTime unless the silo dealt."""
     if silo not in dealers_of(state):
         raise WrongTime(f"silo {silo} dealt no keys in {state.attempt}: it waits for the next")
 
 
 def check_sent(state: WithSurvivors, silo: SiloName) -> None:
+    """Raise WrongTime unless the silo sent a masked vector."""
     if all(item.silo != silo for item in state.inputs):
         raise WrongTime(f"silo {silo} sent no masked vector in {state.attempt}: it waits for the next")

@@ -8,10 +8,12 @@ from lorica_security.secure_aggregation.silo.states import InAttempt, Resting, S
 
 
 def end_attempt(state: InAttempt, event: AttemptEnded, party: Party) -> Step:
+    """Erase the root and all that was kept of the attempt."""
     if event.attempt != state.attempt:
         raise WrongTime(f"the end of {event.attempt} came during {state.attempt}")
     return Resting(state.memory), (Erase(attempt=state.attempt, root=state.opening.root),)
 
 
 def end_at_rest(state: Resting, event: AttemptEnded, party: Party) -> Step:
+    """Nothing is left to erase."""
     return state, ()

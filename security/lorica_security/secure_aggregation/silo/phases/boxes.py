@@ -9,6 +9,7 @@ from lorica_security.secure_aggregation.silo.states import WithDelivery, WithRos
 
 
 def own_box_keys(state: WithRoster) -> KeyPair:
+    """The keys that others seal boxes to."""
     return KeyPair(key_agreement.box_secret(state.opening.root, state.attempt))
 
 
@@ -22,6 +23,7 @@ def key_of_box(state: WithRoster, share: SealedShare, keys: KeyPair) -> Secret:
 
 
 def opened_box(state: WithDelivery, share: SealedShare, keys: KeyPair) -> KeyShares:
+    """What a dealer sealed for this silo; the box was found sound before."""
     key = key_of_box(state, share, keys)
     shares = share_box.opened(share.box, key, roster=state.roster.digest, dealer=share.dealer, holder=share.holder)
     key.erase()

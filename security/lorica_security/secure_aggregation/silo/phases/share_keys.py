@@ -11,6 +11,7 @@ from lorica_security.secure_aggregation.silo.states import Advertised, Dealt, Sh
 
 
 def take_roster(state: Advertised, roster: Roster, party: Party) -> Step:
+    """Accept a roster that meets every rule, once nobody in it saw keys that this silo forgot."""
     check_roster(roster, state.opening, party)
     others = [member for member in roster.members if member.silo in party.group_mates]
     told = {member.silo: dict(member.seen).get(party.silo) or None for member in others}
@@ -22,11 +23,13 @@ def take_roster(state: Advertised, roster: Roster, party: Party) -> Step:
 
 
 def roster_again(state: Sharing, roster: Roster, party: Party) -> Step:
+    """The same roster has the keys shared again: nothing was dealt yet."""
     _check_same_roster(state, roster)
     return state, (ShareKeys(),)
 
 
 def roster_after_dealing(state: Dealt, roster: Roster, party: Party) -> Step:
+    """The same roster is answered with what was dealt."""
     _check_same_roster(state, roster)
     return state, (Send(state.shared),)
 
@@ -37,7 +40,9 @@ def _check_same_roster(state: WithRoster, roster: Roster) -> None:
 
 
 def take_own_dealing(state: Sharing, shared: SharedKeys, party: Party) -> Step:
-    """From `shared_keys`, which took it from the root but for its encapsulations: these are in no other place than here."""
+    """From `shared_keys`, which took it from the root but for its encapsulations: these are in no other place than
+    here.
+    """
     check_dealing(state.roster, shared.dealing, party.identities)
     if shared.silo != party.silo:
         raise IntegrityError(f"what silo {shared.silo} dealt stands for what this silo dealt: forfeit the attempt")
@@ -46,6 +51,7 @@ def take_own_dealing(state: Sharing, shared: SharedKeys, party: Party) -> Step:
 
 
 def own_dealing_again(state: Dealt, shared: SharedKeys, party: Party) -> Step:
+    """What was dealt is sent again."""
     if shared != state.shared:
         raise Conflict(f"keys were shared a second time for {state.attempt}: what was dealt first stands")
     return state, (Send(shared),)

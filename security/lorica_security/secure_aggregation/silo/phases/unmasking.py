@@ -1,6 +1,6 @@
 """Phase 5, a silo reveals shares: once `threshold` silos signed the set that it signed, and for that set alone.
 
-This is what stops a second unmasking: no other set is ever signed, and the memory joins no further attempt of the round.
+This is what stops a second unmasking: no other set is signed, and the memory refuses further attempts of the round.
 """
 
 from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
@@ -22,6 +22,7 @@ from lorica_security.secure_aggregation.silo.states import Agreed, Revealed, Ste
 
 
 def take_unmask_request(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
+    """Reveal one share of each dealer, and join no further attempt of this round."""
     check_agreements(state, request, party)
     memory = state.memory.answered(state.attempt)
     after = Revealed(
@@ -53,11 +54,13 @@ def check_agreements(state: WithSet, request: UnmaskRequest, party: Party) -> No
     if len(request.agreements) < threshold:
         raise PolicyRefusal(
             "min_threshold",
-            f"{len(request.agreements)} silos signed the survivor set, at least {threshold} must before any share is shown",
+            f"{len(request.agreements)} silos signed the survivor set, at least {threshold} must before any share is "
+            "shown",
         )
 
 
 def unmask_request_again(state: Revealed, request: UnmaskRequest, party: Party) -> Step:
+    """The same shares are shown again."""
     check_agreements(state, request, party)
     return state, (Send(_revealed(state, party)),)
 
