@@ -1,6 +1,7 @@
 """What follows from a transition: records, persisted in one transaction with the state, and commands, done after it.
 
-When a record was made is known to whoever persists it. A command may be lost with the process and is given again by Resumed; doing one twice does no harm.
+Whoever persists a record knows when it was made. A command may be lost with the process and is given again by Resumed;
+doing one twice does no harm.
 """
 
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ class EvaluationAccepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationClosed:
-    """`score` and `macro` are None when nobody reported; `counted`: a quorum did, so that the model can become the best.
+    """`score` and `macro` are None when nobody reported; `counted`: a quorum did, so that the model can become the
+    best.
 
     Under masks there are no `reports`, hence no `macro`, but `scores`, the sum of all.
     """

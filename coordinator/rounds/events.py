@@ -1,7 +1,7 @@
 """What can happen to a plan. Whoever makes an event has checked who sent it.
 
-`now` is in seconds of the coordinator's steady clock, which deadlines go by: nobody can set it, and it has nothing to do with the date.
-When something is said to have happened is for people, and none of the machine's business.
+`now` is in seconds of the coordinator's steady clock, which deadlines go by: nobody can set it, and it has nothing to
+do with the date. When something is said to have happened is for people, and none of the machine's business.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,10 @@ class PlanOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStarted:
-    """The operator starts this plan, or goes on with it. Fields as in PlanOffered; `leave` names the unfinished plan that is left for good."""
+    """The operator starts this plan, or goes on with it.
+
+    Fields as in PlanOffered; `leave` names the unfinished plan that is left for good.
+    """
 
     now: float
     terms: PlanTerms
@@ -59,7 +62,8 @@ class SiloEnrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloRevoked:
-    """A silo's keys have lost their worth: it is of no cohort any more, and whatever it has sent for the attempt under way is dropped.
+    """A silo's keys have lost their worth: it is of no cohort any more, and whatever it has sent for the attempt under
+    way is dropped.
 
     What is being summed is summed. `reason` is for the records.
     """
@@ -71,7 +75,9 @@ class SiloRevoked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsChanged:
-    """The release groups that the next masked sum is over: those that stand, else the first ones that are proposed; None: neither."""
+    """The release groups that the next masked sum is over: those that stand, else the first ones that are proposed;
+    None: neither.
+    """
 
     now: float
     groups: Partition | None
@@ -139,7 +145,10 @@ class MaskingOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskAnswered:
-    """What a silo sent in secure aggregation. Of a MaskedInput the vector is durable, and checked against its manifest."""
+    """What a silo sent in secure aggregation.
+
+    Of a MaskedInput the vector is durable, and checked against its manifest.
+    """
 
     now: float
     key: RoundKey
@@ -169,7 +178,10 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregationFailed:
-    """The update of `silo` cannot be used; the others can, unless they are masked. None: of a masked sum, that cannot be used."""
+    """The update of `silo` cannot be used; the others can, unless they are masked.
+
+    None: of a masked sum, that cannot be used.
+    """
 
     now: float
     key: RoundKey

@@ -3,32 +3,37 @@
 One rule for time: each phase has one deadline and one quorum, `min_silos`.
 
 - Gathering opens when it is started and the whole population is ready, or when its deadline has passed, which runs from
-  the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening. Who was absent at such a
-  deadline is waited for no more until it has declared readiness: a silo that never starts costs a plan one deadline, not one a round.
-- Under secure aggregation a quorum is ready when a masked sum can come out of who is: of whole release groups, with silos enough.
-  So it waits for silos of a group that is not whole, for other groups, or for a silo that was left out and may take part again.
+  the moment a quorum is ready. Below the quorum it waits. The cohort is whoever is ready at the opening. Who was absent
+  at such a deadline is waited for no more until it has declared readiness: a silo that never starts costs a plan one
+  deadline, not one a round.
+- Under secure aggregation a quorum is ready when a masked sum can come out of who is: of whole release groups, with
+  silos enough. So it waits for silos of a group that is not whole, for other groups, or for a silo that was left out
+  and may take part again.
 - Collecting ends when everyone in the cohort has committed or declined, or at its deadline: with a quorum of updates
   they are aggregated, else the attempt is abandoned and the same round gathers again, from the same model. It is also
-  abandoned as soon as so many have declined that no quorum, or no masked sum, can come together. Leaving drops nobody: a silo may return
-  and commit until the deadline. A late silo is dropped for the round, not for good.
+  abandoned as soon as so many have declined that no quorum, or no masked sum, can come together. Leaving drops nobody:
+  a silo may return and commit until the deadline. A late silo is dropped for the round, not for good.
 - Under secure aggregation Collecting ends the same way, with silos that have trained in place of updates, and Masking
-  follows: each phase of the protocol has the deadline anew, and its own quorum (security/lorica_security/secure_aggregation). An attempt
-  that ends before a share was asked for is tried again, like any other. Later, silos have answered for this round and will
-  not do so again: the plan goes on with the next round. Who spoilt an attempt by more than silence is left out of the
-  rest of that round and of the next one; of a dispute in which one of two must have lied, one of the two is.
+  follows: each phase of the protocol has the deadline anew, and its own quorum
+  (security/lorica_security/secure_aggregation). An attempt that ends before a share was asked for is tried again, like
+  any other. Later, silos have answered for this round and will not do so again: the plan goes on with the next round.
+  Who spoilt an attempt by more than silence is left out of the rest of that round and of the next one; of a dispute in
+  which one of two must have lied, one of the two is.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
-- Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it promises.
-- Under secure aggregation nobody evaluates in a phase of its own: the scores of the model that a round begins with are in the sum that
-  ends it. Where the last model is to be scored, a closing round follows the plan's last one, in which nobody trains.
+- Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it
+  promises.
+- Under secure aggregation nobody evaluates in a phase of its own: the scores of the model that a round begins with are
+  in the sum that ends it. Where the last model is to be scored, a closing round follows the plan's last one, in which
+  nobody trains.
 - Evaluating ends when everyone in the cohort has reported or declined, or at its deadline. The cohort is those whose
   updates were summed (before round 1: whoever is ready). Below a quorum of reports the model cannot become the best.
 - While the operator has paused the plan, no attempt opens; the one under way goes on to its end.
-- A silo that the operator revokes is in no cohort any more. What it sent for the attempt under way is dropped, as if it had declined;
-  under masks it is a drop-out. A sum that is being made is finished; one that a stop put off is made without that silo, unless masks
-  forbid it.
-- A restart empties `ready`. Of the running phase's deadline what was left goes on: time during which no silo could reach the
-  coordinator is not held against any of them, and restarts, however many, put no deadline off.
+- A silo that the operator revokes is in no cohort any more. What it sent for the attempt under way is dropped, as if it
+  had declined; under masks it is a drop-out. A sum that is being made is finished; one that a stop put off is made
+  without that silo, unless masks forbid it.
+- A restart empties `ready`. Of the running phase's deadline what was left goes on: time during which no silo could
+  reach the coordinator is not held against any of them, and restarts, however many, put no deadline off.
 
 A handler checks everything, then returns; it raises and nothing has changed. WrongTime: the event does not fit this
 phase, round or attempt. Conflict: it contradicts what this silo has done before. The same again is acknowledged: the
@@ -101,8 +106,8 @@ from coordinator.rounds.phases.membership import (
     declare,
     enrol,
     enrol_idle,
+    leave,
     leave_idle,
-    leave_running,
     regroup,
     regroup_idle,
     revoke,
@@ -125,7 +130,9 @@ from lorica_security.errors import WrongTime
 
 
 def step(state: State, event: Event) -> Step:
-    """The state after `event`, and what follows from it; raises WrongTime, Conflict, StateError or AuthorisationError."""
+    """The state after `event`, and what follows from it; raises WrongTime, Conflict, StateError or
+    AuthorisationError.
+    """
     handler = TABLE.get((type(state), type(event)))
     if handler is None:
         raise WrongTime(f"{type(event).__name__} does not fit the phase {state.phase}: nothing was changed")
@@ -198,13 +205,13 @@ TABLE: dict[tuple[type[State], type[Event]], Callable[[Any, Any], Step]] = {
     (Stopped, ReadinessDeclared): declare,
     (Finished, ReadinessDeclared): declare,
     (Idle, SiloLeft): leave_idle,
-    (Gathering, SiloLeft): leave_running,
-    (Collecting, SiloLeft): leave_running,
-    (Masking, SiloLeft): leave_running,
-    (Aggregating, SiloLeft): leave_running,
-    (Evaluating, SiloLeft): leave_running,
-    (Stopped, SiloLeft): leave_running,
-    (Finished, SiloLeft): leave_running,
+    (Gathering, SiloLeft): leave,
+    (Collecting, SiloLeft): leave,
+    (Masking, SiloLeft): leave,
+    (Aggregating, SiloLeft): leave,
+    (Evaluating, SiloLeft): leave,
+    (Stopped, SiloLeft): leave,
+    (Finished, SiloLeft): leave,
     (Gathering, DeadlinePassed): gathering_deadline,
     (Collecting, DeadlinePassed): collecting_deadline,
     (Masking, DeadlinePassed): masking_deadline,

@@ -29,7 +29,10 @@ from silo_wire.messages import Evaluate, Finished, Mask, Order, Prepare, Standby
 
 
 def order_for(state: State, silo: SiloName, now: float) -> Order:
-    """The order that stands for a connected silo. Work of the round comes first; then a silo that is not ready prepares."""
+    """The order that stands for a connected silo.
+
+    Work of the round comes first; then a silo that is not ready prepares.
+    """
     course = course_of(state)
     if course is None:
         return Standby(StandbyReason.NO_PLAN)

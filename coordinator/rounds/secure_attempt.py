@@ -1,6 +1,7 @@
-"""One attempt of secure aggregation as the round machine holds it: the coordinator's half, and the journal that makes it again.
+"""One attempt of secure aggregation as the round machine holds it: the coordinator's half, and its journal.
 
-Persisted is the journal: a restarted coordinator replays it and stands where it stood (secure_aggregation/coordinator/machine.py).
+Persisted is the journal: a restarted coordinator replays it and stands where it stood
+(secure_aggregation/coordinator/machine.py).
 """
 
 from base64 import b64decode, b64encode
@@ -73,7 +74,7 @@ class SecureAttempt:
     def words(self) -> int:
         """Length of a masked vector; once there is a roster."""
         state = self.state
-        assert isinstance(state, protocol_states.Sharing), f"no vector has a length in the phase {state.phase}"
+        assert isinstance(state, protocol_states.WithRoster), f"no vector has a length in the phase {state.phase}"
         return state.roster.parameters.fixed_point.words
 
     def would_take(self, masked: MaskedInput) -> bool:
@@ -128,7 +129,9 @@ class MaskedVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedSum:
-    """What becomes a sum: the vectors of all survivors, and the attempt whose silos have revealed enough to unmask it."""
+    """What becomes a sum: the vectors of all survivors, and the attempt whose silos have revealed enough to unmask
+    it.
+    """
 
     vectors: tuple[MaskedVector, ...]
     attempt: SecureAttempt

@@ -2,11 +2,12 @@
 
     Idle -> Gathering -> Collecting -> (Masking) -> Aggregating -> Evaluating -> Gathering ... -> Finished
                  ^------- abandoned ------/                 (or straight on, when no evaluation is due)
-    Masking is secure aggregation's, and has phases of its own (security/lorica_security/secure_aggregation/coordinator/machine.py).
-    Stopped stands beside all of them but Idle and Finished.
+    Masking is secure aggregation's, and has phases of its own
+    (security/lorica_security/secure_aggregation/coordinator/machine.py). Stopped stands beside all of them but Idle and
+    Finished.
 
-`deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is left until then
-(coordinator/edges/database/state_json.py). The states of a plan share a Course: what outlasts a round.
+`deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is
+left until then (coordinator/edges/database/state_json.py). The states of a plan share a Course: what outlasts a round.
 """
 
 from collections import Counter
@@ -50,11 +51,12 @@ class Course:
     """What outlasts a round: the plan's terms, its silos, its model.
 
     `population` holds the enrolled silos, `ready` those of them that are connected and have declared readiness for this
-    plan since they last connected or declined; a restart empties it. `unawaited` holds silos without which a gathering ended at its
-    deadline: no further one waits for them until they declare readiness. `model_round` is the round that made `model`.
-    `included` has, in order of silo name, the newest update of each silo that a model of the plan includes. `barred`,
-    `disputes` and `unawaited` are lifted by the operator's next `plan start`. While `paused` no attempt opens. `groups` are the release groups that
-    the next masked sum is over; None: there are none yet, and which there will be is not known.
+    plan since they last connected or declined; a restart empties it. `unawaited` holds silos without which a gathering
+    ended at its deadline: no further one waits for them until they declare readiness. `model_round` is the round that
+    made `model`. `included` has, in order of silo name, the newest update of each silo that a model of the plan
+    includes. `barred`, `disputes` and `unawaited` are lifted by the operator's next `plan start`. While `paused` no
+    attempt opens. `groups` are the release groups that the next masked sum is over; None: there are none yet, and which
+    there will be is not known.
     """
 
     terms: PlanTerms
@@ -93,6 +95,8 @@ class Course:
 
 
 class Task(Enum):
+    """What silos are asked to do in an attempt."""
+
     TRAINING = "training"
     EVALUATION = "evaluation"
 
@@ -108,6 +112,8 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
+    """A silo that will not do its part, and why."""
+
     silo: SiloName
     reason: DeclineReason
     detail: str
@@ -115,6 +121,8 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """A silo's scores of the round's model."""
+
     silo: SiloName
     evaluation: Evaluation
 
@@ -132,8 +140,8 @@ class Idle:
 class Gathering:
     """Waiting for silos. `started`: the operator, or start_when_ready, lets the round open.
 
-    The deadline runs while started and a quorum is ready, of which under masks a sum can come out; else this phase waits as long as it
-    takes. `left` is what a restart found of a deadline that ran: the next one to run is no longer.
+    The deadline runs while started and a quorum is ready, of which under masks a sum can come out; else this phase
+    waits as long as it takes. `left` is what a restart found of a deadline that ran: the next one to run is no longer.
     """
 
     phase: ClassVar[str] = "gathering"
@@ -228,7 +236,10 @@ class Evaluating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """By the operator. `updates`, or `masked`, are those of an aggregation that was under way: it is done at the start."""
+    """By the operator.
+
+    `updates`, or `masked`, are those of an aggregation that was under way: it is done at the start.
+    """
 
     phase: ClassVar[str] = "stopped"
     course: Course
@@ -262,14 +273,17 @@ STATES: tuple[type[State], ...] = (
 
 
 def course_of(state: State) -> Course | None:
+    """None without a plan."""
     return None if isinstance(state, Idle) else state.course
 
 
 def population_of(state: State) -> frozenset[SiloName]:
+    """The enrolled silos."""
     return state.population if isinstance(state, Idle) else state.course.population
 
 
 def groups_of(state: State) -> Partition | None:
+    """The release groups of the next masked sum; None: not known yet."""
     return state.groups if isinstance(state, Idle) else state.course.groups
 
 

@@ -10,10 +10,11 @@ from silo_wire.plans.timetable import Timetable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTerms:
-    """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum `min_silos`.
+    """`plan` is the plan's digest. Every phase has one deadline, in seconds from its beginning, and the quorum
+    `min_silos`.
 
-    `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its own, `threshold`
-    None where the default is meant. `record_level`, `silo_level`: of privacy.
+    `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
+    own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy.
     """
 
     federation: FederationName
@@ -38,7 +39,9 @@ class PlanTerms:
 
     @property
     def shows_single_silos(self) -> bool:
-        """Whether what one silo told of its training or its scores may be shown to people, or only what all of them come to."""
+        """Whether what one silo told of its training or its scores may be shown to people, or only what all of them
+        come to.
+        """
         return not (self.secure_aggregation or self.record_level or self.silo_level)
 
     @property
@@ -52,5 +55,7 @@ class PlanTerms:
         )
 
     def evaluation_due(self, round_number: int) -> bool:
-        """Whether silos are asked to score the model that this round made; under masks scores come with the next round's updates."""
+        """Whether silos are asked to score the model that this round made; under masks scores come with the next
+        round's updates.
+        """
         return not self.secure_aggregation and self.timetable.scores(round_number)

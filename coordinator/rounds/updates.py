@@ -39,7 +39,9 @@ class IncludedUpdate:
 
 
 class Outcome(Enum):
-    """What aggregation did: a new model, or none because the weights did not sum to more than zero, or because nobody was to train."""
+    """What aggregation did: a new model, or none because the weights did not sum to more than zero, or because nobody
+    was to train.
+    """
 
     APPLIED = "applied"
     ZERO_WEIGHT = "zero_weight"
@@ -48,7 +50,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloWeight:
-    """One silo's part of the weighted mean: `weight` before and `share` after division by the sum; `capped` if a cap bit."""
+    """One silo's part of the weighted mean: `weight` before and `share` after division by the sum; `capped` if a cap
+    bit.
+    """
 
     silo: SiloName
     weight: float
@@ -60,10 +64,11 @@ class SiloWeight:
 class AggregationResult:
     """`model` equals the base model when the outcome is ZERO_WEIGHT; `fallback`: all weights were zero, |D_i| was used.
 
-    Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all deltas in
-    it, `saturated` were beyond the range that the round could express, and their tensors were scaled down (or more: a silo's count has
-    a limit); `scores` is what all silos in the sum told of the model that they trained from, None where it contradicts itself. Under silo-level privacy nothing
-    is told of weights at all; `last` says that a further release would cost more than the plan promises.
+    Under secure aggregation there are no `weights`, since nobody sees them, but their sum; of the `coordinates` of all
+    deltas in it, `saturated` were beyond the range that the round could express, and their tensors were scaled down (or
+    more: a silo's count has a limit); `scores` is what all silos in the sum told of the model that they trained from,
+    None where it contradicts itself. Under silo-level privacy nothing is told of weights at all; `last` says that a
+    further release would cost more than the plan promises.
     """
 
     model: Digest

@@ -21,14 +21,15 @@ def unfinished(state: State) -> PlanTerms | None:
 def check_start(state: State, *, plan: Digest, name: str, leave: str) -> None:
     """Before plan `name` is started; `leave` names the plan that is left for good, "" none.
 
-    Raises StateError where another plan runs, or is stopped and `leave` is not its name; also where this start leaves no plan and
-    `leave` names one.
+    Raises StateError where another plan runs, or is stopped and `leave` is not its name; also where this start leaves
+    no plan and `leave` names one.
     """
     other = unfinished(state)
     if other is None or other.plan == plan:
         if leave:
             raise StateError(
-                f"--leave {leave} is for a start that leaves plan {leave} before its end, and this one leaves none: name the other plan "
+                f"--leave {leave} is for a start that leaves plan {leave} before its end, and this one leaves none: "
+                "name the other plan "
                 "that is to start, or give no --leave"
             )
         return
@@ -37,10 +38,12 @@ def check_start(state: State, *, plan: Digest, name: str, leave: str) -> None:
     )
     if not isinstance(state, Stopped):
         raise StateError(
-            f"plan {other.name} ({other.plan[:16]}) is running: `coordinator plan stop` stops it before another is started; then {leaving}"
+            f"plan {other.name} ({other.plan[:16]}) is running: `coordinator plan stop` stops it before another is "
+            f"started; then {leaving}"
         )
     if leave != other.name:
         raise StateError(
-            f"plan {other.name} ({other.plan[:16]}) is stopped in round {round_of(state)[0]} of {other.rounds}: `coordinator plan start` "
+            f"plan {other.name} ({other.plan[:16]}) is stopped in round {round_of(state)[0]} of {other.rounds}: "
+            "`coordinator plan start` "
             f"goes on with it; {leaving}"
         )

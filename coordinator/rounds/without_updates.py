@@ -1,7 +1,8 @@
 """A state as a backup holds it: the plan stopped, and nothing of updates or masks of the attempt under way.
 
-Updates under way are in no backup: their keys are destroyed when a round is closed, and a copy would keep them. What silos revealed of a masked
-attempt goes with them, so that attempt is over here; silos may have answered for it, which they do once a round, so the next round follows.
+Updates under way are in no backup: their keys are destroyed when a round is closed, and a copy would keep them. What
+silos revealed of a masked attempt goes with them, so that attempt is over here; silos may have answered for it, which
+they do once a round, so the next round follows.
 """
 
 from dataclasses import replace

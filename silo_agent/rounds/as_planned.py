@@ -1,7 +1,8 @@
 """What the coordinator may order under a plan, and of which model: the plan's word, not the coordinator's.
 
-Rounds beyond the plan's, scores at other times than the plan's, and a second model in the place of one are refused. Under masks
-nothing is scored on order: the scores of the model that a round begins with are part of what leaves at its end.
+Rounds beyond the plan's, scores at other times than the plan's, and a second model in the place of one are refused.
+Under masks nothing is scored on order: the scores of the model that a round begins with are part of what leaves at its
+end.
 """
 
 from collections.abc import Mapping
@@ -38,8 +39,8 @@ class AsPlanned:
     def model_of(self, order: Train | Evaluate) -> ModelOf | None:
         """Which of the plan's models the order has to be about; None where any will do.
 
-        In the clear a round may begin with another model than an attempt before: a coordinator that was put back from a backup
-        makes its rounds again, and sees of each what it saw before.
+        In the clear a round may begin with another model than an attempt before: a coordinator that was put back from a
+        backup makes its rounds again, and sees of each what it saw before.
         """
         if isinstance(order, Evaluate):
             return order.key.plan, order.key.round

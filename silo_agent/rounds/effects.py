@@ -1,4 +1,8 @@
-"""What the machine asks for. Journal effects come first and are durable before any other effect of the same step runs."""
+"""What the machine asks for.
+
+Journal effects come first and are durable before any other effect of the same step runs.
+
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -136,7 +140,9 @@ class JournalModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRoundModel:
-    """This is the plan's model of that round (0: the initial one), for good: no other is scored, or masked for, in its place."""
+    """This is the plan's model of that round (0: the initial one), for good: no other is scored, or masked for, in its
+    place.
+    """
 
     plan: Digest
     round: int
@@ -161,7 +167,9 @@ class JournalOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRefusal:
-    """What the coordinator asked breaks a rule of this silo's; what a piece of work refuses is recorded where it fails."""
+    """What the coordinator asked breaks a rule of this silo's; what a piece of work refuses is recorded where it
+    fails.
+    """
 
     rule: str
     detail: str

@@ -1,5 +1,6 @@
-"""What can happen to the agent: an order of the coordinator (`silo_wire.messages.Order`), the end of a piece of work, or
-a wish of this silo's own people. Orders may come at any time and again; results come only for work that was asked for.
+"""What can happen to the agent: an order of the coordinator (`silo_wire.messages.Order`), the end of a piece of work,
+or a wish of this silo's own people. Orders may come at any time and again; results come only for work that was asked
+for.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from silo_wire.messages import DeclineReason, Evaluation, Order, RoundKey, Train
 class SavedUpdate:
     """A client update whose bytes lie on disk, made from `model` for one attempt alone.
 
-    `masked`: it never leaves as it is; what leaves is it encoded, under masks. `private`: it is a release of the privacy ledger,
-    which may be sent for a further attempt at its round: what was released once costs nothing again. A gradient sum whose noise comes
-    under the masks is not: its sample is for one attempt. `scores` are of `model`, and
+    `masked`: it never leaves as it is; what leaves is it encoded, under masks. `private`: it is a release of the
+    privacy ledger, which may be sent for a further attempt at its round: what was released once costs nothing again. A
+    gradient sum whose noise comes under the masks is not: its sample is for one attempt. `scores` are of `model`, and
     leave under the same masks.
     """
 
@@ -32,7 +33,9 @@ class SavedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class PlanPrepared:
-    """The plan is here, this silo's policy allows it, and the data can serve it; `allows` says what may be ordered under it."""
+    """The plan is here, this silo's policy allows it, and the data can serve it; `allows` says what may be ordered
+    under it.
+    """
 
     plan: Digest
     allows: AsPlanned

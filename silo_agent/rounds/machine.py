@@ -6,17 +6,17 @@ nothing, another order replaces the work under way, and an agent that was restar
     Idle, Ready, Refused, Done, Declined, Complete   rest: nothing is under way
     Preparing, Collecting                            work on a plan, and on the model that a finished plan leaves
     Fetching, Training, Uploading                    work on a Train order
-    Fetching, Training, Holding, Answering           the same under secure aggregation: the delta stays, Mask orders follow
+    Fetching, Training, Holding, Answering           the same under masks: the delta stays, Mask orders follow
     Fetching, Evaluating, Reporting                  work on an Evaluate order
     Stopped                                          the end: whatever comes is ignored
 
 Rules that the handlers keep:
 - Work on a round begins only under a plan that was prepared in this process, hence allowed by policy.
 - What the plan does not have is declined: rounds beyond its own, scores at other times or, under masks, in the clear.
-- One attempt, one model: a second model for the same attempt is declined, whichever of the two is right. Scores of a round, and
-  under masks its attempts, are of one model for good.
-- An update on disk is uploaded again, never trained again: the same bytes or none. A private one serves every attempt at its
-  round that begins with its model: to train again would be another release of the records, and cost again.
+- One attempt, one model: a second model for the same attempt is declined, whichever of the two is right. Scores of a
+  round, and under masks its attempts, are of one model for good.
+- An update on disk is uploaded again, never trained again: the same bytes or none. A private one serves every attempt
+  at its round that begins with its model: to train again would be another release of the records, and cost again.
 - What is being delivered is seen through: its receipt may be overtaken by the next order, and only the call itself says
   whether it counted. The newest order waits as `then`.
 - What secure aggregation left is erased as soon as nothing of it can be asked for again: when the shares are delivered,

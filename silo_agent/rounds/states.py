@@ -15,12 +15,14 @@ FAILURES_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    pass
+    """Without a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """A plan is being fetched and checked; `then` is the order that waits for it, `held` the update that was held before."""
+    """A plan is being fetched and checked; `then` is the order that waits for it, `held` the update that was held
+    before.
+    """
 
     plan: Digest
     then: Train | Mask | Evaluate | Finished | None = None
@@ -29,6 +31,8 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """The plan is prepared and nothing is asked."""
+
     plan: Digest
 
 
@@ -51,16 +55,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
+    """The model of an order is on the way."""
+
     order: Train | Evaluate
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
+    """The local trainer is at work."""
+
     order: Train
 
 
 @dataclass(frozen=True, slots=True)
 class Uploading:
+    """The update is being delivered; `then` is the newest order that came meanwhile."""
+
     order: Train
     update: SavedUpdate
     then: Prepare | Train | Mask | Evaluate | Finished | None = None
@@ -77,11 +87,15 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Evaluating:
+    """The model is being scored."""
+
     order: Evaluate
 
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
+    """The scores are being delivered; `then` as in Uploading."""
+
     order: Evaluate
     evaluation: Evaluation
     then: Prepare | Train | Mask | Evaluate | Finished | None = None
@@ -97,6 +111,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
+    """An order was declined; `told` is what the coordinator heard."""
+
     order: Train | Mask | Evaluate
     reason: DeclineReason
     told: str
@@ -111,12 +127,14 @@ class Collecting:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
+    """The plan is finished and its best model was fetched, or did not come."""
+
     order: Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    pass
+    """The end."""
 
 
 Phase = (
@@ -147,9 +165,9 @@ COUNTED_ON = (Ready, Done, Declined, Holding)  # the coordinator may open the ne
 class Agent:
     """Where the agent stands.
 
-    `prepared` was checked in this process, and `allows` is what may be ordered under it; `saved` is on disk, perhaps from an earlier
-    one, and so are the `models` that orders were about; `failures` came since the last work that succeeded, `trouble` is what the
-    coordinator was told of the latest.
+    `prepared` was checked in this process, and `allows` is what may be ordered under it; `saved` is on disk, perhaps
+    from an earlier one, and so are the `models` that orders were about; `failures` came since the last work that
+    succeeded, `trouble` is what the coordinator was told of the latest.
     """
 
     phase: Phase = Idle()

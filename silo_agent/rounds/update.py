@@ -1,16 +1,17 @@
-"""The client update: delta -> feed back -> clip -> encode. Pure arithmetic on blocks; the last step before bytes may leave.
+"""The client update: delta -> feed back -> clip -> encode. Pure arithmetic on blocks; the last step before bytes may
+leave.
 
 Plain updates travel unweighted: the coordinator weights by the summary (DESIGN section 3). A block is a flat array of a
 few hundred thousand numbers that stays in the processor's cache while all of this is done to it; results go into the
 arrays that are given, so that nothing of a whole model's size is ever made.
 
-bfloat16 with error feedback (Seide et al. 2014; Karimireddy et al. 2019): with residual r, the silo rounds u = delta + r to
-b(u), sends that, and r becomes u - b(u). Over rounds what travelled and the last residual add up to the deltas. u - b(u)
-has no rounding error of its own: it is the low half of u's significand.
+bfloat16 with error feedback (Seide et al. 2014; Karimireddy et al. 2019): with residual r, the silo rounds u = delta +
+r to b(u), sends that, and r becomes u - b(u). Over rounds what travelled and the last residual add up to the deltas. u
+- b(u) has no rounding error of its own: it is the low half of u's significand.
 
-Clipped, the residual is taken of what is left after clipping: what clipping cut off is meant to be lost. Fed back it would
-leave in later rounds after all, and pile up without bound where every delta is clipped. Rounding may lift a clipped norm
-above the bound by the 256th part of it at most, which an accountant of privacy has to count.
+Clipped, the residual is taken of what is left after clipping: what clipping cut off is meant to be lost. Fed back it
+would leave in later rounds after all, and pile up without bound where every delta is clipped. Rounding may lift a
+clipped norm above the bound by the 256th part of it at most, which an accountant of privacy has to count.
 """
 
 import math
@@ -40,8 +41,8 @@ class TrainingStopped(Exception):
 def squared_norm(values: FloatBlock) -> float:
     """The sum of squares, to about 1e-6 of itself; not finite where a value is not, and only there.
 
-    float32 sums over short rows are added up in float64. Where squares overflow, or are too small for float32, all of it
-    is computed in float64, which squares of float32 cannot overflow.
+    float32 sums over short rows are added up in float64. Where squares overflow, or are too small for float32, all of
+    it is computed in float64, which squares of float32 cannot overflow.
     """
     whole = len(values) - len(values) % _ROW
     rows, rest = values[:whole].reshape(-1, _ROW), values[whole:]
@@ -52,7 +53,9 @@ def squared_norm(values: FloatBlock) -> float:
 
 
 def clip_factor(norm: float, clipping_norm: float) -> float:
-    """What a vector of L2 norm `norm` is multiplied by so that its norm is at most `clipping_norm`; 0 means no bound."""
+    """What a vector of L2 norm `norm` is multiplied by so that its norm is at most `clipping_norm`; 0 means no
+    bound.
+    """
     if clipping_norm <= 0 or norm <= clipping_norm:
         return 1.0
     return clipping_norm / norm

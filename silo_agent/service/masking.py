@@ -150,7 +150,7 @@ class Masking:
 
     def _is_under_way(self, attempt: Attempt) -> bool:
         if self._state is not None:
-            return isinstance(self._state, protocol_states.Advertised) and self._state.attempt == attempt
+            return isinstance(self._state, protocol_states.InAttempt) and self._state.attempt == attempt
         events = self._journal.events()
         _erase_roots(events)
         return bool(events) and isinstance(events[0], protocol_events.OpenAttempt) and events[0].attempt == attempt
@@ -208,7 +208,7 @@ class Masking:
 
     async def _share(self, key: RoundKey, party: Party, mask: Masker, progress: Progress) -> Any:
         at = self._restored(party)
-        assert isinstance(at, protocol_states.Sharing), "keys are shared by a roster"
+        assert isinstance(at, protocol_states.WithRoster), "keys are shared by a roster"
         shared = await asyncio.to_thread(shared_keys, at, party, encapsulated)
         state, effects = step(at, shared, party)
         return await self._do(key, state, effects, party, mask, progress)
@@ -248,7 +248,7 @@ class Masking:
 
     def _erase(self) -> None:
         """Also what this process knows of the memory: the next attempt looks at the disk."""
-        if isinstance(self._state, protocol_states.Advertised):
+        if isinstance(self._state, protocol_states.InAttempt):
             self._state.opening.root.erase()
         self._state = None
         self._journal.erase()

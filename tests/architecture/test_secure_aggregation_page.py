@@ -96,7 +96,7 @@ def test_the_diagrams_show_every_transition_of_the_machines_and_no_other(watched
         silence(phase, silos, told=told)
     false_box()
     for state, party in list(silo.states.values()):
-        if isinstance(state, silo_states.Advertised):
+        if isinstance(state, silo_states.InAttempt):
             silo(state, silo_events.AttemptEnded(state.attempt), party)
     assert silo.transitions == drawn(0)
     assert coordinator.transitions == drawn(1)

@@ -333,7 +333,7 @@ async def test_shares_of_another_secret(playing: Playing, monkeypatch: pytest.Mo
 
     def deal_another(state: silo_states.Sharing, dealer: SiloName) -> Any:
         at = plays[0].rogue.at
-        if isinstance(at, silo_states.Advertised) and state.opening is at.opening:
+        if isinstance(at, silo_states.InAttempt) and state.opening is at.opening:
             state = replace(state, opening=replace(state.opening, root=Secret(bytes(32))))
         return deal(state, dealer)
 

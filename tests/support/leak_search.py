@@ -372,7 +372,7 @@ class World:
 
     def _end(self, name: SiloName) -> None:
         each = self.silos[name]
-        if isinstance(each.state, silo_states.Advertised):
+        if isinstance(each.state, silo_states.InAttempt):
             each.take(silo_events.AttemptEnded(each.state.attempt))
 
     def everybody(self) -> Link:

@@ -83,7 +83,7 @@ class MaskedRounds:
             return []
         if order.message is not None:
             return self.silos[name].take(order.message)
-        if isinstance(at := self.silos[name].state, silo_states.Advertised) and at.attempt != order.attempt:
+        if isinstance(at := self.silos[name].state, silo_states.InAttempt) and at.attempt != order.attempt:
             self.silos[name].take(silo_events.AttemptEnded(at.attempt))
         root = Secret(entropy("root", name, order.attempt.id.hex()))
         return self.silos[name].take(

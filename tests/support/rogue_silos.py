@@ -353,7 +353,7 @@ class PlayedSilo:
     def key_of_box(self, dealer: SiloName) -> Secret:
         """Of the box from `dealer` to this silo."""
         at = self.at
-        assert isinstance(at, silo_states.Masking)
+        assert isinstance(at, silo_states.WithDelivery)
         share = next(share for share in at.delivery.boxes if share.dealer == dealer)
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = Encapsulation(keys.decapsulated(share.ciphertext), share.ciphertext)
@@ -365,7 +365,7 @@ class PlayedSilo:
     def resealed(self, share: SealedShare, alter: Callable[[KeyShares], None]) -> SealedShare:
         """What this silo has for the holder of `share`, altered, in another box that opens."""
         at, holder = self.at, share.holder
-        assert isinstance(at, silo_states.Dealt)
+        assert isinstance(at, silo_states.WithDealing)
         keys = KeyPair(box_secret(at.opening.root, at.attempt))
         kem = encapsulated(at.roster.member(holder).box_key)
         key = box_key(keys, at.roster.box_link(self.name, holder), own=self.name, kem=kem)

@@ -200,7 +200,7 @@ class Silo:
         return self.do(effects)
 
     def shared_keys(self) -> SharedKeys:
-        assert isinstance(self.state, silo_states.Sharing)
+        assert isinstance(self.state, silo_states.WithRoster)
         return silo_own_dealing.shared_keys(self.state, self.party, encapsulate_of(self.name))
 
     def do(self, effects: Sequence[silo_effects.Effect]) -> list[Any]:

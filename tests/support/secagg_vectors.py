@@ -291,7 +291,7 @@ class Coins(Silo):
         def encapsulate(public: bytes) -> key_agreement.Encapsulation:
             return encapsulated_with(public, entropy("coins", self.name, public.hex()))
 
-        assert isinstance(self.state, silo_states.Sharing)
+        assert isinstance(self.state, silo_states.WithRoster)
         return silo_own_dealing.shared_keys(self.state, self.party, encapsulate)
 
 

@@ -72,7 +72,7 @@ class Schemer:
 
     def advertised(self, name: SiloName) -> Advertisement | None:
         each = self.silos[name]
-        if isinstance(each.state, silo_states.Advertised):
+        if isinstance(each.state, silo_states.InAttempt):
             each.take(silo_events.AttemptEnded(each.state.attempt))
         of = attempt(round=self.round, salt=str(self.draw.random()))
         try:
@@ -213,7 +213,7 @@ def group_of_three(rounds: int) -> dict[SiloName, Silo]:
 def deal(silos: dict[SiloName, Silo], number: int, *, heard_by: Sequence[SiloName] = NAMES) -> list[SharedKeys]:
     """What each deals in round `number`, of which those in `heard_by` are told."""
     for each in silos.values():
-        if isinstance(each.state, silo_states.Advertised):
+        if isinstance(each.state, silo_states.InAttempt):
             each.take(silo_events.AttemptEnded(each.state.attempt))
     of = attempt(round=number)
     link = next(iter(silos.values())).party.link
@@ -247,7 +247,7 @@ def test_attack_attempts_that_come_to_nothing_do_not_make_up_for_what_was_forgot
     silos[VICTIM] = before
     for number in range(5, 30):
         before.take(silo_events.AttemptEnded(before.state.attempt)) if isinstance(
-            before.state, silo_states.Advertised
+            before.state, silo_states.InAttempt
         ) else None
         before.take(opening(f"{VICTIM}/{number}", attempt(round=number)))
     with pytest.raises(Forgotten):
@@ -258,7 +258,7 @@ def test_silos_that_lost_nothing_go_on_whoever_was_away_for_how_long() -> None:
     silos = group_of_three(3)
     for number in range(4, 40):  # the victim is asked alone, and nobody hears of it
         each = silos[VICTIM]
-        if isinstance(each.state, silo_states.Advertised):
+        if isinstance(each.state, silo_states.InAttempt):
             each.take(silo_events.AttemptEnded(each.state.attempt))
         each.take(opening(f"{VICTIM}/{number}", attempt(round=number)))
     assert len(deal(silos, 40)) == 3

@@ -56,7 +56,7 @@ def test_a_restart_in_any_phase_leaves_nothing_more(phase: str, owned: list[tupl
     """The keys that a process had go with it; those that the next one makes of the journal go at the end."""
     federation = Federation(4).run(until=phase)
     for each in federation.silos.values():
-        assert isinstance(each.state, silo_states.Advertised)
+        assert isinstance(each.state, silo_states.InAttempt)
         each.state.opening.root.erase()
         for event in each.journal:
             if isinstance(event, silo_events.OpenAttempt):

@@ -99,6 +99,12 @@ def test_the_tables_hold_exactly_the_pairs_listed_here(table: Any, accepts: dict
     assert {(state.__name__, event.__name__) for state, event in table} == listed
 
 
+@pytest.mark.parametrize("state", [*silo_states.STATES, *coordinator_states.STATES])
+def test_no_state_is_a_kind_of_another(state: type) -> None:
+    """Else a check for an earlier phase would let a later one through."""
+    assert state.__mro__ == (state, object)
+
+
 @pytest.mark.parametrize("state", SILO_STATES)
 @pytest.mark.parametrize("event", SILO_EVENTS)
 def test_every_pair_of_the_silo(state: str, event: str) -> None:

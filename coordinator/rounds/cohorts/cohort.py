@@ -11,6 +11,7 @@ def cohort_of(ready: Set[SiloName]) -> tuple[SiloName, ...]:
 
 
 def everyone_is_ready(*, population: Set[SiloName], ready: Set[SiloName]) -> bool:
+    """Whether nobody of the population is missing; an empty one is never ready."""
     return bool(population) and ready >= population
 
 

@@ -11,7 +11,8 @@ from lorica_security.secure_aggregation.parameters import threshold_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanting:
-    """Why no sum can come out of `there` silos: `broken` are the groups that lack some, with those; a sum takes `needed` silos at least.
+    """Why no sum can come out of `there` silos: `broken` are the groups that lack some, with those; a sum takes
+    `needed` silos at least.
 
     `gone` are silos of these that are not enrolled, `barred` those that are left out for what they did.
     """
@@ -31,11 +32,15 @@ class Wanting:
         """With what can be done."""
         if not self.broken:
             return (
-                f"no masked sum can come out: the plan asks for {self.needed} silos at least, and release groups have {self.there}; "
+                f"no masked sum can come out: the plan asks for {self.needed} silos at least, and release groups have "
+                f"{self.there}; "
                 "`coordinator groups propose` with more silos, or a plan that asks for fewer"
             )
         lacking = "; ".join(f"{','.join(group)} lacks {named(lacks)}" for group, lacks in self.broken)
-        says = f"no masked sum can come out yet: it takes whole release groups, {self.needed} silos at least, and {lacking}"
+        says = (
+            f"no masked sum can come out yet: it takes whole release groups, {self.needed} silos at least, and "
+            f"{lacking}"
+        )
         if self.gone:
             says += f"; {named(self.gone)} not being enrolled, `coordinator groups propose` says who is summed without"
         if self.barred:

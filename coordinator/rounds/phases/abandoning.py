@@ -7,6 +7,7 @@ from lorica_security.secure_aggregation.coordinator import states as protocol_st
 
 
 def abandon(state: Collecting | Masking | Aggregating, cause: Cause, reason: str, now: float) -> Step:
+    """End the attempt without a sum, and gather for what follows it; the plan is finished where nothing does."""
     if isinstance(state, Masking) or (isinstance(state, Aggregating) and state.masked is not None):
         opening = after_masking(state)
     else:

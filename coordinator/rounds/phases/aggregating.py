@@ -19,7 +19,7 @@ from coordinator.rounds.events import Aggregated, AggregationFailed, BudgetExhau
 from coordinator.rounds.phases.abandoning import abandon
 from coordinator.rounds.phases.checks import check_key
 from coordinator.rounds.phases.entry import enter_aggregating, enter_evaluating
-from coordinator.rounds.phases.gathering import gather_next
+from coordinator.rounds.phases.gathering import next_round
 from coordinator.rounds.scores import BestModel
 from coordinator.rounds.states import Aggregating, Course, Finished
 from coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
@@ -29,6 +29,7 @@ SPENT = "a further round would cost more epsilon than the plan promises"
 
 
 def sum_made(state: Aggregating, event: Aggregated) -> Step:
+    """Close the round with its new model, then evaluate, go on, or finish."""
     check_key(state, event.key)
     result, (course, effects) = event.result, _scored_in_the_sum(state, event)
     if result.outcome is Outcome.APPLIED:
@@ -46,7 +47,7 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     if course.terms.evaluation_due(state.round):
         after, further = enter_evaluating(course, state.round, state.attempt, state.silos, event.now)
     else:
-        after, further = gather_next(course, state.round, event.now)
+        after, further = next_round(course, state.round, event.now)
     return after, (*effects, *further)
 
 
@@ -76,6 +77,7 @@ def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[Inc
 
 
 def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
+    """Sum again without the silo whose update cannot be used, or abandon the attempt."""
     check_key(state, event.key)
     if event.silo is None and state.masked is not None:
         return abandon(state, Cause.UNUSABLE, event.reason, event.now)
@@ -93,6 +95,7 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
 
 
 def budget_exhausted(state: Aggregating, event: BudgetExhausted) -> Step:
+    """Finish the plan with the model that it has: another noised sum would cost too much."""
     check_key(state, event.key)
     abandoned = RoundAbandoned(key=state.key, cause=Cause.BUDGET_SPENT, reason=event.reason)
     return Finished(course=state.course, reason=SPENT), (abandoned, DiscardUpdates(key=state.key))

@@ -43,6 +43,7 @@ def _check_may_work(state: Collecting, silo: SiloName) -> None:
 
 
 def commit(state: Collecting, event: UpdateCommitted) -> Step:
+    """Take an update into the attempt."""
     update = event.update
     check_may_commit(state, event.key, update.silo)
     if _is_repeated(state.updates, update):
@@ -54,6 +55,7 @@ def commit(state: Collecting, event: UpdateCommitted) -> Step:
 
 
 def commit_again(state: Aggregating, event: UpdateCommitted) -> Step:
+    """Acknowledge an update that is being summed already."""
     check_key(state, event.key)
     if not _is_repeated(state.updates, event.update):
         raise WrongTime(f"round {state.round} is closed: an update of silo {event.update.silo} came late")
@@ -70,6 +72,7 @@ def _is_repeated(updates: tuple[CommittedUpdate, ...], update: CommittedUpdate) 
 
 
 def silo_trained(state: Collecting, event: SiloTrained) -> Step:
+    """Note that a silo holds a delta to be masked."""
     check_key(state, event.key)
     if not state.course.terms.secure_aggregation:
         raise WrongTime(f"round {state.round} takes updates in the clear: nothing is masked in it")
@@ -82,6 +85,7 @@ def silo_trained(state: Collecting, event: SiloTrained) -> Step:
 
 
 def decline_training(state: Collecting, event: SiloDeclined) -> Step:
+    """Take a silo out of the attempt at its own word."""
     check_key(state, event.key)
     check_in_cohort(state, event.silo)
     if any(item.silo == event.silo for item in state.declined):
@@ -101,6 +105,7 @@ def decline_training(state: Collecting, event: SiloDeclined) -> Step:
 
 
 def settle_collecting(state: Collecting, now: float) -> Step:
+    """Stay, or go on once all have settled, or abandon where no sum can come out any more."""
     least = state.course.terms.min_silos
     left = frozenset(outstanding(state.cohort, (item.silo for item in state.declined)))
     lacking = wanting(state.course, left) if state.declined else None
@@ -125,6 +130,7 @@ def _missing(state: Collecting) -> tuple[SiloName, ...]:
 
 
 def collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
+    """Drop who is late, then go on with a quorum or abandon."""
     check_deadline(state, event)
     late = _missing(state)
     dropped = tuple(

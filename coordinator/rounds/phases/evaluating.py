@@ -6,13 +6,14 @@ from coordinator.rounds.cohorts.cohort import outstanding
 from coordinator.rounds.effects import EvaluationAccepted, EvaluationClosed, RetainModels, Step
 from coordinator.rounds.events import DeadlinePassed, EvaluationReported, SiloDeclined
 from coordinator.rounds.phases.checks import check_deadline, check_in_cohort, check_key, declined_by, unready
-from coordinator.rounds.phases.gathering import gather_next
+from coordinator.rounds.phases.gathering import next_round
 from coordinator.rounds.scores import BestModel, macro_average
 from coordinator.rounds.states import Evaluating, Report
 from lorica_security.errors import Conflict, WrongTime
 
 
 def take_report(state: Evaluating, event: EvaluationReported) -> Step:
+    """Take a silo's scores of the model."""
     check_key(state, event.key)
     check_in_cohort(state, event.silo)
     if event.model != state.course.model:
@@ -32,6 +33,7 @@ def take_report(state: Evaluating, event: EvaluationReported) -> Step:
 
 
 def decline_evaluation(state: Evaluating, event: SiloDeclined) -> Step:
+    """Take a silo out of the evaluation at its own word."""
     check_key(state, event.key)
     check_in_cohort(state, event.silo)
     if any(item.silo == event.silo for item in state.declined):
@@ -43,11 +45,13 @@ def decline_evaluation(state: Evaluating, event: SiloDeclined) -> Step:
 
 
 def settle_evaluating(state: Evaluating, now: float) -> Step:
+    """Stay, or close once all have reported or declined."""
     missing = outstanding(state.cohort, (item.silo for item in state.reports), (item.silo for item in state.declined))
     return (state, ()) if missing else _close_evaluation(state, now)
 
 
 def evaluating_deadline(state: Evaluating, event: DeadlinePassed) -> Step:
+    """Close with the reports that came."""
     check_deadline(state, event)
     return _close_evaluation(state, event.now)
 
@@ -68,5 +72,5 @@ def _close_evaluation(state: Evaluating, now: float) -> Step:
         counted=counted,
         is_best=is_best,
     )
-    after, effects = gather_next(course, state.round, now)
+    after, effects = next_round(course, state.round, now)
     return after, (closed, *((RetainModels.of(course),) if is_best else ()), *effects)

@@ -13,6 +13,7 @@ from lorica_security.identifiers import SiloName
 
 
 def with_course(state: Running, course: Course, now: float) -> Step:
+    """The state with another course; a gathering may open by it, or its deadline begin to run."""
     if isinstance(state, Gathering):
         return gather(course, state.opening, started=state.started, deadline=state.deadline, left=state.left, now=now)
     return replace(state, course=course), ()
@@ -27,7 +28,9 @@ def gather(
     deadline: float | None = None,
     left: float | None = None,
 ) -> Step:
-    """Wait for silos, or open at once when all are there; `deadline` is the one that runs already, `left` as in Gathering."""
+    """Wait for silos, or open at once when all are there; `deadline` is the one that runs already, `left` as in
+    Gathering.
+    """
     left_out = _left_out(course, opening)
     if not started or course.paused or not _suffice(course, opening.task, course.ready - left_out):
         deadline = None
@@ -50,6 +53,7 @@ def _left_out(course: Course, opening: Opening) -> frozenset[SiloName]:
 
 
 def gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
+    """Open without who is absent, and await them no more until they declare readiness."""
     check_deadline(state, event)
     course = state.course
     absent = course.population - course.ready - _left_out(course, state.opening)
@@ -70,7 +74,8 @@ def _open(course: Course, opening: Opening, now: float) -> Step:
     return state, (RoundOpened(key=state.key, cohort=cohort, model=course.model),)
 
 
-def gather_next(course: Course, done: int, now: float) -> Step:
+def next_round(course: Course, done: int, now: float) -> Step:
+    """Gather for the round after `done`, or finish after the last one."""
     if done >= course.terms.timetable.last_round:
         return Finished(course=course), ()
     return gather(course, Opening(round=done + 1, attempt=1, task=Task.TRAINING), started=True, now=now)

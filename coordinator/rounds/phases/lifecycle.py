@@ -54,14 +54,17 @@ def _begin(before: State, event: PlanOffered | PlanStarted, *, started: bool) ->
 
 
 def offer(state: Idle, event: PlanOffered) -> Step:
+    """A plan is offered; it is started where its terms say so."""
     return _begin(state, event, started=event.terms.start_when_ready)
 
 
 def start_idle(state: Idle, event: PlanStarted) -> Step:
+    """The first plan is started."""
     return _begin(state, event, started=True)
 
 
 def start_gathering(state: Gathering, event: PlanStarted) -> Step:
+    """The plan that gathers is started, or another one takes its place."""
     if not _is_same_plan(state, event):
         _check_start(state, event)
         return _begin(state, event, started=True)
@@ -71,11 +74,13 @@ def start_gathering(state: Gathering, event: PlanStarted) -> Step:
 
 
 def start_running(state: Collecting | Masking | Aggregating | Evaluating, event: PlanStarted) -> Step:
+    """The plan runs already: a pause ends."""
     _check_start(state, event)
     return replace(state, course=replace(state.course, paused=False)), ()
 
 
 def start_stopped(state: Stopped, event: PlanStarted) -> Step:
+    """The stopped plan goes on with what was kept, or another one takes its place."""
     _check_start(state, event)
     if not _is_same_plan(state, event):
         after, effects = _begin(state, event, started=True)
@@ -102,9 +107,11 @@ def _given_up(state: Stopped, now: float) -> tuple[Effect, ...]:
 
 
 def start_finished(state: Finished, event: PlanStarted) -> Step:
+    """Another plan is started after a finished one."""
     if _is_same_plan(state, event):
         raise StateError(
-            f"plan {event.terms.name} is finished: `coordinator plan start NAME` starts another; change its seed or its name to run it again "
+            f"plan {event.terms.name} is finished: `coordinator plan start NAME` starts another; change its seed or "
+            "its name to run it again "
             "from the beginning"
         )
     return _begin(state, event, started=True)
@@ -119,16 +126,19 @@ def _check_start(state: Running, event: PlanStarted) -> None:
 
 
 def stop_gathering(state: Gathering, event: PlanStopped) -> Step:
+    """Stop before a round is open."""
     return Stopped(course=state.course, opening=state.opening), ()
 
 
 def stop_collecting(state: Collecting, event: PlanStopped) -> Step:
+    """Stop, and give up the attempt: the round is tried again."""
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
     abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
     return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
 
 
 def stop_masking(state: Masking, event: PlanStopped) -> Step:
+    """Stop, and give up the attempt: silos may have answered for its round."""
     abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
     opening = after_masking(state)
     after = Finished(course=state.course) if opening is None else Stopped(course=state.course, opening=opening)
@@ -136,27 +146,32 @@ def stop_masking(state: Masking, event: PlanStopped) -> Step:
 
 
 def stop_aggregating(state: Aggregating, event: PlanStopped) -> Step:
+    """Stop, and keep what was being summed for the next start."""
     opening = Opening(round=state.round, attempt=state.attempt, task=Task.TRAINING)
     return Stopped(course=state.course, opening=opening, updates=state.updates, masked=state.masked), ()
 
 
 def stop_evaluating(state: Evaluating, event: PlanStopped) -> Step:
+    """Stop, and give up the evaluation: it is made again."""
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.EVALUATION)
     abandoned = EvaluationAbandoned(key=state.key, reason=STOP_REASON)
     return Stopped(course=state.course, opening=opening), (abandoned,)
 
 
 def stop_stopped(state: Stopped, event: PlanStopped) -> Step:
+    """Stopped already: nothing changes."""
     return state, ()
 
 
 def pause(state: Running, event: PlanPaused) -> Step:
+    """No further attempt opens."""
     if isinstance(state, Stopped | Finished):
         raise StateError(f"plan {state.course.terms.name} is {state.phase}: there is nothing to pause")
     return with_course(state, replace(state.course, paused=True), event.now)
 
 
 def go_on(state: Running, event: PlanResumed) -> Step:
+    """Attempts open again."""
     if not state.course.paused:
         raise StateError(
             f"plan {state.course.terms.name} is not paused; after a stop, `coordinator plan start` goes on with it"

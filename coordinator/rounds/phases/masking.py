@@ -28,8 +28,7 @@ def check_may_send_masked(state: State, key: RoundKey, silo: SiloName) -> Secure
             "wait for the next order"
         )
     check_key(state, key)
-    # Not isinstance: the protocol's later phases are kinds of this one.
-    if state.secure is None or type(state.secure.state) is not protocol_states.Masking:
+    if state.secure is None or not isinstance(state.secure.state, protocol_states.Masking):
         raise WrongTime(f"a masked vector of silo {silo} does not fit the present phase of secure aggregation")
     if not protocol_requests.is_awaited(state.secure.state, silo):
         raise WrongTime(f"no masked vector of silo {silo} is waited for in round {key.round} attempt {key.attempt}")
@@ -37,6 +36,7 @@ def check_may_send_masked(state: State, key: RoundKey, silo: SiloName) -> Secure
 
 
 def trained_again(state: Masking, event: SiloTrained) -> Step:
+    """Acknowledge that a silo has trained which masks already."""
     check_key(state, event.key)
     if event.silo not in state.silos:
         raise WrongTime(f"round {state.round} masks already: silo {event.silo} has trained too late for it")
@@ -44,6 +44,7 @@ def trained_again(state: Masking, event: SiloTrained) -> Step:
 
 
 def masking_opened(state: Masking, event: MaskingOpened) -> Step:
+    """Begin secure aggregation, without those that declined before it began."""
     check_key(state, event.key)
     if state.secure is not None:
         raise WrongTime(f"secure aggregation of round {state.round} attempt {state.attempt} is open already")
@@ -61,6 +62,7 @@ def masking_opened(state: Masking, event: MaskingOpened) -> Step:
 
 
 def mask_answered(state: Masking, event: MaskAnswered) -> Step:
+    """Take a silo's answer in secure aggregation."""
     check_key(state, event.key)
     if state.secure is None:
         raise WrongTime(f"secure aggregation of round {state.round} attempt {state.attempt} is not open yet")
@@ -86,6 +88,7 @@ def _sender(event: MaskAnswered) -> SiloName:
 
 
 def decline_masking(state: Masking, event: SiloDeclined) -> Step:
+    """Take a silo out of secure aggregation at its own word."""
     check_key(state, event.key)
     if event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} is not in the cohort of round {state.round} attempt {state.attempt}")
@@ -102,6 +105,7 @@ def decline_masking(state: Masking, event: SiloDeclined) -> Step:
 
 
 def masking_deadline(state: Masking, event: DeadlinePassed) -> Step:
+    """Close secure aggregation's present phase."""
     check_deadline(state, event)
     if state.secure is None:  # the coordinator itself could not open it; it keeps trying
         return replace(state, deadline=event.now + state.course.terms.masking_deadline_s), ()

@@ -17,26 +17,32 @@ from silo_wire.messages import DeclineReason
 
 
 def enrol_idle(state: Idle, event: SiloEnrolled) -> Step:
+    """A silo joins the federation while there is no plan."""
     return replace(state, population=state.population | {event.silo}), ()
 
 
 def enrol(state: Running, event: SiloEnrolled) -> Step:
+    """A silo joins the federation."""
     return with_course(state, replace(state.course, population=state.course.population | {event.silo}), event.now)
 
 
 def regroup_idle(state: Idle, event: GroupsChanged) -> Step:
+    """Other release groups stand while there is no plan."""
     return replace(state, groups=event.groups), ()
 
 
 def regroup(state: Running, event: GroupsChanged) -> Step:
+    """Other release groups stand: a masked sum may be possible now."""
     return with_course(state, replace(state.course, groups=event.groups), event.now)
 
 
 def revoke_idle(state: Idle, event: SiloRevoked) -> Step:
+    """A silo leaves the federation while there is no plan."""
     return replace(state, population=state.population - {event.silo}), ()
 
 
 def revoke(state: Running, event: SiloRevoked) -> Step:
+    """A silo leaves the federation, and the attempt under way."""
     course = state.course
     left = replace(
         course,
@@ -97,6 +103,7 @@ def _without(state: Collecting | Masking | Evaluating, event: SiloRevoked) -> St
 
 
 def declare(state: Running, event: ReadinessDeclared) -> Step:
+    """A connected silo says whether it takes part."""
     check_enrolled(state, event.silo)
     course, silo = state.course, frozenset({event.silo})
     if event.ready:
@@ -107,10 +114,12 @@ def declare(state: Running, event: ReadinessDeclared) -> Step:
 
 
 def leave_idle(state: Idle, event: SiloLeft) -> Step:
+    """A connection is gone while there is no plan."""
     return state, (SiloLastSeen(silo=event.silo),)
 
 
-def leave_running(state: Running, event: SiloLeft) -> Step:
+def leave(state: Running, event: SiloLeft) -> Step:
+    """A connection is gone: the silo is not ready, and is dropped from nothing."""
     course = replace(state.course, ready=state.course.ready - {event.silo})
     after, effects = with_course(state, course, event.now)
     return after, (SiloLastSeen(silo=event.silo), *effects)

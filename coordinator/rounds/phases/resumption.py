@@ -9,10 +9,12 @@ from coordinator.rounds.states import Aggregating, Gathering, Idle, Masking, Run
 
 
 def resume_idle(state: Idle, event: Resumed) -> Step:
+    """The records say who is enrolled."""
     return replace(state, population=event.population, groups=event.groups), ()
 
 
 def resume(state: Running, event: Resumed) -> Step:
+    """Nobody is ready; commands that may be lost are given again."""
     course = replace(
         state.course,
         population=event.population,

@@ -4,8 +4,8 @@
     parameters         numbers that cannot overflow: threshold, cohort, fixed point
     messages           what travels
     dealings           how what was dealt is checked, on both sides
-    silo               what a silo does and refuses: machine (the table), phases (the handlers), memory (across attempts)
-    coordinator        what the coordinator relays, checks and sums: machine (the table), phases (the handlers)
+    silo               what a silo does and refuses: machine is the table, phases the handlers
+    coordinator        what the coordinator relays, checks and sums: likewise
     keys               one root of entropy per silo and attempt; keys, key shares, their commitments, sealed boxes
     masked_vectors     reals to integers mod 2^32 and back; AES-256-CTR masks, added in blocks that stay in cache
     groups             release groups, and the chain of their changes

@@ -40,7 +40,9 @@ def check_dealing(roster: Roster, dealing: Dealing, identities: Identities) -> N
 
 
 def box_is_sound(roster: Roster, dealing: Dealing, share: SealedShare, key: Secret) -> bool:
-    """Whether the box opens with `key` and holds the shares, and the pair secret, that its dealer signed commitments to."""
+    """Whether the box opens with `key` and holds the shares, and the pair secret, that its dealer signed commitments
+    to.
+    """
     try:
         shares = share_box.opened(share.box, key, roster=roster.digest, dealer=share.dealer, holder=share.holder)
     except IntegrityError:

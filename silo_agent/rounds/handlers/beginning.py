@@ -13,7 +13,7 @@ from silo_agent.rounds.effects import (
     UploadUpdate,
 )
 from silo_agent.rounds.events import SavedUpdate
-from silo_agent.rounds.handlers.declining import decline_second_model, declined_for
+from silo_agent.rounds.handlers.declining import decline_order, decline_second_model
 from silo_agent.rounds.handlers.leaving import leave
 from silo_agent.rounds.states import Agent, Answering, Fetching, Holding, Phase, Step, Uploading
 from silo_wire.messages import DeclineReason, Evaluate, Mask, Train
@@ -25,14 +25,14 @@ def begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
         return _begin_masking(agent, phase, order)
     assert agent.allows is not None, "a plan is prepared with what it allows"
     if unplanned := agent.allows.unplanned(order):
-        after, effects = declined_for(agent, phase, order, DeclineReason.POLICY, unplanned)
+        after, effects = decline_order(agent, phase, order, DeclineReason.POLICY, unplanned)
         return after, (RecordRefusal(rule="as_planned", detail=unplanned), *effects)
     if isinstance(order, Evaluate) and not agent.allows.tells_scores:
-        return declined_for(agent, phase, order, DeclineReason.POLICY, NO_SCORES_LEAVE)
+        return decline_order(agent, phase, order, DeclineReason.POLICY, NO_SCORES_LEAVE)
     of = agent.allows.model_of(order)
     if second_model(agent.models, of, order.model):
         detail = f"{_SECOND_MODEL}: {order.model} for round {order.key.round}"
-        after, effects = declined_for(agent, phase, order, DeclineReason.INTEGRITY, _SECOND_MODEL)
+        after, effects = decline_order(agent, phase, order, DeclineReason.INTEGRITY, _SECOND_MODEL)
         return after, (RecordRefusal(rule="one_model", detail=detail), *effects)
     if of is None or of in agent.models:
         return _begin_work(agent, phase, order)
@@ -70,7 +70,9 @@ def _serves(saved: SavedUpdate, order: Train) -> bool:
 def _begin_masking(agent: Agent, phase: Phase, order: Mask) -> Step:
     saved = agent.saved
     if saved is None or saved.key != order.key or not saved.masked:
-        return declined_for(agent, phase, order, DeclineReason.TRAINING_FAILED, "the delta of this attempt is not here")
+        return decline_order(
+            agent, phase, order, DeclineReason.TRAINING_FAILED, "the delta of this attempt is not here"
+        )
     if saved.model != order.model:
         return decline_second_model(agent, phase, order)
     left = () if isinstance(phase, Holding) and phase.update.key == order.key else leave(phase)

@@ -11,24 +11,26 @@ _TWO_MODELS = "two different models were handed out for one attempt"
 
 
 def decline_second_model(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
+    """Decline a second model for one attempt, whichever of the two is right."""
     after = replace(agent, phase=Declined(order=order, reason=DeclineReason.INTEGRITY, told=_TWO_MODELS))
-    return after, (*leave(phase), *second_model_declined(order))
+    return after, (*leave(phase), *declining_second_model(order))
 
 
-def second_model_declined(order: Train | Mask | Evaluate) -> tuple[Effect, ...]:
+def declining_second_model(order: Train | Mask | Evaluate) -> tuple[Effect, ...]:
+    """What it takes to decline a second model."""
     detail = f"{_TWO_MODELS}: round {order.key.round} attempt {order.key.attempt}, the second is {order.model}"
     refusal = RecordRefusal(rule="one_model", detail=detail)
-    return (refusal, *decline_effects(order, DeclineReason.INTEGRITY, _TWO_MODELS))
+    return (refusal, *declining(order, DeclineReason.INTEGRITY, _TWO_MODELS))
 
 
-def declined_for(agent: Agent, phase: Phase, order: Train | Mask | Evaluate, reason: DeclineReason, told: str) -> Step:
+def decline_order(agent: Agent, phase: Phase, order: Train | Mask | Evaluate, reason: DeclineReason, told: str) -> Step:
+    """Leave what is under way and decline the order."""
     after = replace(agent, phase=Declined(order=order, reason=reason, told=told))
-    return after, (*leave(phase), *decline_effects(order, reason, told))
+    return after, (*leave(phase), *declining(order, reason, told))
 
 
-def decline_effects(
-    order: Train | Mask | Evaluate, reason: DeclineReason, told: str, detail: str = ""
-) -> tuple[Effect, ...]:
+def declining(order: Train | Mask | Evaluate, reason: DeclineReason, told: str, detail: str = "") -> tuple[Effect, ...]:
+    """What it takes to decline an order."""
     return (
         outcome_of(order, Outcome.DECLINED, f"{reason.value}: {detail or told}"),
         Decline(key=order.key, reason=reason, detail=told),

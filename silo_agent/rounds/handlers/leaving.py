@@ -44,14 +44,17 @@ _WENT_ON = "the coordinator went on"
 
 
 def outcome_of(order: Train | Mask | Evaluate, outcome: Outcome, detail: str = "") -> JournalOutcome:
+    """What the journal says of an order that is over."""
     return JournalOutcome(key=order.key, evaluation=isinstance(order, Evaluate), outcome=outcome, detail=detail)
 
 
 def at_rest(agent: Agent) -> Agent:
+    """The agent with nothing under way, ready where a plan is prepared."""
     return replace(agent, phase=Idle() if agent.prepared is None else Ready(agent.prepared))
 
 
 def readiness_of(agent: Agent) -> tuple[Effect, ...]:
+    """What is said to the coordinator about readiness; nothing without a prepared plan."""
     if agent.prepared is None:
         return ()
     return (DeclareReadiness(plan=agent.prepared, ready=not agent.unready, reason=agent.unready),)

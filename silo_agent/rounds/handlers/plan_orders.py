@@ -22,6 +22,7 @@ from silo_wire.messages import Finished, Prepare
 
 
 def prepare(agent: Agent, phase: Phase, order: Prepare) -> Step:
+    """Fetch and check a plan, unless this was done or refused before."""
     match phase:
         case Preparing(plan) if plan == order.plan:
             return replace(agent, phase=replace(phase, then=None)), ()
@@ -48,6 +49,7 @@ def prepare(agent: Agent, phase: Phase, order: Prepare) -> Step:
 
 
 def plan_finished(agent: Agent, phase: Phase, order: Finished) -> Step:
+    """Fetch the model that a finished plan leaves."""
     match phase:
         case Collecting(known) | Complete(known) | Preparing(_, Finished() as known) if known == order:
             return agent, ()

@@ -5,10 +5,10 @@ from dataclasses import replace
 from silo_agent.rounds.effects import DeclareTrained, Decline, EndMasking, FetchPlan, ReportEvaluation
 from silo_agent.rounds.handlers.beginning import begin
 from silo_agent.rounds.handlers.declining import (
-    decline_effects,
+    decline_order,
     decline_second_model,
-    declined_for,
-    second_model_declined,
+    declining,
+    declining_second_model,
 )
 from silo_agent.rounds.handlers.leaving import leave
 from silo_agent.rounds.states import (
@@ -53,7 +53,7 @@ def round_order(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
             if known.model == order.model:
                 return agent, ()
             erase = () if phase.held is None else (EndMasking(phase.held.key),)
-            return replace(agent, phase=Preparing(plan)), (*second_model_declined(order), *erase)
+            return replace(agent, phase=Preparing(plan)), (*declining_second_model(order), *erase)
         case Declined(order=known, reason=reason, told=told) if known.key == order.key and type(known) is type(order):
             if reason is not DeclineReason.PAUSED or agent.paused:
                 return agent, (Decline(key=order.key, reason=reason, detail=told),)
@@ -67,8 +67,8 @@ def round_order(agent: Agent, phase: Phase, order: Train | Evaluate) -> Step:
             pass
     if agent.paused and not _of_same_round(phase, order.key):
         if isinstance(phase, Preparing) and phase.plan == order.key.plan:  # goes on, to be ready on resuming
-            return replace(agent, phase=Preparing(phase.plan)), decline_effects(order, DeclineReason.PAUSED, PAUSED)
-        return declined_for(agent, phase, order, DeclineReason.PAUSED, PAUSED)
+            return replace(agent, phase=Preparing(phase.plan)), declining(order, DeclineReason.PAUSED, PAUSED)
+        return decline_order(agent, phase, order, DeclineReason.PAUSED, PAUSED)
     if agent.prepared != order.key.plan:
         if isinstance(phase, Preparing) and phase.plan == order.key.plan:
             return replace(agent, phase=replace(phase, then=order)), ()

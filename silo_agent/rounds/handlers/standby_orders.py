@@ -26,6 +26,7 @@ from silo_wire.messages import Standby, StandbyReason
 
 
 def standby_at_rest(agent: Agent, phase: Phase, order: Standby) -> Step:
+    """Stay at rest; the plan may be over."""
     match order.reason:
         case StandbyReason.NO_PLAN | StandbyReason.STOPPED:
             return replace(agent, phase=phase if isinstance(phase, Complete | Idle) else Idle()), ()
@@ -37,6 +38,7 @@ def standby_at_rest(agent: Agent, phase: Phase, order: Standby) -> Step:
 
 
 def standby_preparing(agent: Agent, phase: Preparing, order: Standby) -> Step:
+    """Go on preparing, for no order, unless the plan is over."""
     if order.reason in (StandbyReason.NO_PLAN, StandbyReason.STOPPED):
         return replace(agent, phase=Idle()), leave(phase)
     if phase.held is not None and order.reason not in _STILL_MASKING:
@@ -48,6 +50,7 @@ _STILL_MASKING = (StandbyReason.TRAINED, StandbyReason.UPDATE_RECEIVED, StandbyR
 
 
 def standby_holding(agent: Agent, phase: Holding, order: Standby) -> Step:
+    """Keep the delta while it may be masked."""
     if order.reason in _STILL_MASKING:
         return agent, ()
     after, effects = standby_at_rest(at_rest(agent), Ready(phase.update.key.plan), order)
@@ -55,18 +58,22 @@ def standby_holding(agent: Agent, phase: Holding, order: Standby) -> Step:
 
 
 def standby_answering(agent: Agent, phase: Answering, order: Standby) -> Step:
+    """Finish this step; what follows depends on whether masking is still under way."""
     return replace(agent, phase=replace(phase, then=None if order.reason in _STILL_MASKING else order)), ()
 
 
 def standby_collecting(agent: Agent, _phase: Collecting, _order: Standby) -> Step:
+    """Go on fetching the model of a finished plan."""
     return agent, ()
 
 
 def standby_delivering(agent: Agent, phase: Uploading | Reporting, _order: Standby) -> Step:
+    """See the delivery through, for no other order."""
     return replace(agent, phase=replace(phase, then=None)), ()
 
 
 def standby_working(agent: Agent, phase: Fetching | Training | Evaluating, order: Standby) -> Step:
+    """Drop the work: the round is closed or stopped."""
     over = order.reason in (StandbyReason.NO_PLAN, StandbyReason.STOPPED)
     after = replace(agent, phase=Idle()) if over else at_rest(agent)
     return after, (*leave(phase), *(() if over else unreadiness_of(after)))

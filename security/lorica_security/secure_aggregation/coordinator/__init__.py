@@ -1,1 +1,1 @@
-"""The coordinator's side: the phases, events and effects of an attempt, the table between them, and what silos are asked."""
+"""The coordinator's side: states, events and effects of an attempt, and the table between them."""

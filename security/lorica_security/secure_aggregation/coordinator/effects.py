@@ -26,17 +26,23 @@ class Offence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Journal:
+    """Append to the journal of the attempt, durably, before any later effect."""
+
     event: Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
+    """Give a silo what it is to answer."""
+
     to: SiloName
     message: "Request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
+    """Name a silo, for the record and so that it can be barred."""
+
     silo: SiloName
     offence: Offence
     detail: str
@@ -44,7 +50,10 @@ class Blame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmask:
-    """Add up the vectors of `survivors`, mod 2^32, then apply `masks`: what is left is the encoded sum. Then erase `masks`."""
+    """Add up the vectors of `survivors`, mod 2^32, then apply `masks`: what is left is the encoded sum.
+
+    Then erase `masks`.
+    """
 
     attempt: Attempt
     survivors: tuple[SiloName, ...]

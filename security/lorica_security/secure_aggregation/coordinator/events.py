@@ -30,7 +30,9 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SiloDropped:
-    """This silo will not answer in this attempt: it declined, left, its upload failed, or it was blamed for a message."""
+    """This silo will not answer in this attempt: it declined, left, its upload failed, or it was blamed for a
+    message.
+    """
 
     silo: SiloName
     detail: str

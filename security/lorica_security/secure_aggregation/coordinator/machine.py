@@ -3,21 +3,23 @@
     Idle         --OpenAttempt----> Advertising    wait for the keys of those invited
     Advertising  --Advertisement--> Sharing        all are there: send the Roster
     Sharing      --SharedKeys-----> Masking        send a Delivery to all who dealt
-    Masking      --MaskedInput----> Agreeing       send the SurvivorSet, whole release groups, to all whose vector is whole
+    Masking      --MaskedInput----> Agreeing       send the SurvivorSet, of whole release groups, to all who sent one
     Agreeing     --Agreement------> Unmasking      send the UnmaskRequest to all who signed
     Unmasking    --Reveal---------> Unmasked       `threshold` good replies: how to unmask the sum
     any phase    --Complaint------> Abandoned      a dealer dealt falsely, or was falsely accused
 
-A phase ends when all it waits for have answered, were dropped (SiloDropped: its connection is gone for good) or are late
-(PhaseClosed: the deadline has passed); with fewer than it needs, the attempt is abandoned and the reason names everybody
-who is missing. One attempt has one course: what comes late does not fit the state any more.
+A phase ends when all it waits for have answered, were dropped (SiloDropped: its connection is gone for good) or are
+late (PhaseClosed: the deadline has passed); with fewer than it needs, the attempt is abandoned and the reason names
+everybody who is missing. One attempt has one course: what comes late does not fit the state any more.
 
-Nobody has to trust this side; it checks in order to know whom to leave out. A silo whose message is false is named (Blame),
-dropped from the attempt, and not waited for. Shares that come back are held against the commitments that their dealer
-signed, so that the culprit is the one who altered them; secrets that do not fit what was advertised convict the dealer.
+Nobody has to trust this side; it checks in order to know whom to leave out. A silo whose message is false is named
+(Blame), dropped from the attempt, and not waited for. Shares that come back are held against the commitments that their
+dealer signed, so that the culprit is the one who altered them; secrets that do not fit what was advertised convict the
+dealer.
 
-`Journal` effects are durable before anything after them is sent: the list of an attempt's events, replayed by `restored`,
-gives the same state and the same messages. A message that was refused is not among them: its sender's SiloDropped stands there.
+`Journal` effects are durable before anything after them is sent: the list of an attempt's events, replayed by
+`restored`, gives the same state and the same messages. A message that was refused is not among them: its sender's
+SiloDropped stands there.
 """
 
 from collections.abc import Callable

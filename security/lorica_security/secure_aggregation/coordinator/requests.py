@@ -8,15 +8,18 @@ from lorica_security.secure_aggregation.coordinator.states import (
     Advertising,
     Agreeing,
     Masking,
+    Phase,
     Sharing,
     State,
     Unmasked,
     Unmasking,
+    WithRoster,
 )
 from lorica_security.secure_aggregation.messages import Delivery, UnmaskRequest
 
 
 def delivery_to(state: Masking, holder: SiloName) -> Delivery:
+    """All dealings, and the boxes for this holder."""
     return Delivery(
         roster=state.roster.digest,
         holder=holder,
@@ -27,7 +30,7 @@ def delivery_to(state: Masking, holder: SiloName) -> Delivery:
 
 def is_awaited(state: State, silo: SiloName) -> bool:
     """Whether the present phase waits for an answer of `silo`, to `request_to` it."""
-    return isinstance(state, Advertising | Sharing) and silo in state.awaited
+    return isinstance(state, Phase) and silo in state.awaited
 
 
 def request_to(state: State, silo: SiloName) -> Request | None:
@@ -45,7 +48,8 @@ def request_to(state: State, silo: SiloName) -> Request | None:
             return None
 
 
-def requests_to_all(state: Sharing) -> tuple[Send, ...]:
+def requests_to_all(state: WithRoster) -> tuple[Send, ...]:
+    """What each awaited silo is sent at the beginning of a phase."""
     requests = ((silo, request_to(state, silo)) for silo in sorted(state.awaited))
     return tuple(Send(to=silo, message=request) for silo, request in requests if request is not None)
 

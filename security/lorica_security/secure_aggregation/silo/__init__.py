@@ -1,1 +1,1 @@
-"""A silo's side: the states, events and effects of an attempt, the table between them, and what a silo remembers."""
+"""A silo's side: states, events and effects of an attempt, the table between them, and what a silo remembers."""

@@ -35,6 +35,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Give this message to the coordinator."""
+
     message: Advertisement | SharedKeys | Complaint | MaskedInput | Agreement | Reveal
 
 
@@ -45,7 +47,8 @@ class ShareKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskVector:
-    """Encode the delta with `rounding`, add noise of `noise` where the plan wants it, add `masks`, write to disk: gives VectorMasked.
+    """Encode the delta with `rounding`, add noise of `noise` where the plan wants it, add `masks`, write to disk: gives
+    VectorMasked.
 
     `parameters` are the roster's. Erase all three when done.
     """

@@ -33,7 +33,10 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True)
 class VectorMasked:
-    """The masked vector is on disk; `vector` is its digest (of its manifest). It also pins the encoding, masks being fixed."""
+    """The masked vector is on disk; `vector` is its digest (of its manifest).
+
+    It also pins the encoding, masks being fixed.
+    """
 
     vector: bytes
 

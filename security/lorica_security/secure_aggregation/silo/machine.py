@@ -1,30 +1,33 @@
 """A silo's side of secure aggregation: `step(state, event, party) -> (state, effects)`, by one table.
 
     Resting     --OpenAttempt--> Advertised     remember the attempt, journal; send the Advertisement
-    Advertised  --Roster-------> Sharing        check the roster, journal; encapsulate to all keys, seal the boxes
+    Advertised  --Roster-------> Sharing        check the roster, journal; encapsulate to all keys, seal boxes
     Sharing     --SharedKeys---> Dealt          journal what was made; send it
-    Dealt       --Delivery-----> Masking        check all dealings and boxes; remember who dealt, journal; mask the vector
+    Dealt       --Delivery-----> Masking        check dealings and boxes; remember who dealt, journal; mask the vector
     Dealt       --Delivery-----> Resting        a dealer dealt falsely: send a Complaint, erase
     Masking     --VectorMasked-> Masked         journal the digest; send the MaskedInput
     Masked      --SurvivorSet--> Agreed         journal the set; sign it, once
-    Agreed      --UnmaskRequest> Revealed       at least `threshold` signatures on that set; remember, journal; send the Reveal
+    Agreed      --UnmaskRequest> Revealed       `threshold` signatures on that set; remember, journal; send the Reveal
     any attempt --AttemptEnded-> Resting        erase
 
-A message that was answered may come again, the very same, and is answered by the very same bytes; another in its place is a
-Conflict. All else raises and changes nothing. A handler checks everything, then commits.
+A message that was answered may come again, the very same, and is answered by the very same bytes; another in its place
+is a Conflict. All else raises and changes nothing. A handler checks everything, then commits.
 
 Effects stand in the order in which they must be done: `Remember` and `Journal` are durable before anything is sent. The
-journal of an attempt is the list of its events; `restored` replays it, and since all that is random comes from the root in
-OpenAttempt, but for what was encapsulated, which is in the journalled SharedKeys, gives the same state and the same bytes. `Erase` ends it: root and journal go, in memory and on disk. The root
-must not outlive the attempt; whoever has it and the boxes can open them.
+journal of an attempt is the list of its events, which `resumption` replays. All that is random comes from the root in
+OpenAttempt, but for what was encapsulated, which is in the journalled SharedKeys: a replay gives the same state and the
+same bytes. `Erase` ends it: root and journal go, in memory and on disk. The root must not outlive the attempt; whoever
+has it and the boxes can open them.
 
 What this machine holds a coordinator to (DESIGN section 4), by rule:
-- every member's keys are signed by the identity key that this silo's own people pinned, so that phantoms cannot fill a cohort;
+- every member's keys are signed by the identity key that this silo's own people pinned, so that phantoms cannot fill a
+  cohort;
 - model, tensors and parameters are what this silo expects and demands, and are bound to every key by the roster digest;
-- the roster is bound to the newest release groups that this silo holds, and nobody in its own has seen keys of this silo that
-  it does not remember: else it forgot what it took part in, or its disk went back;
-- masks go only to those who dealt, and are bound to who dealt what; survivors are whole release groups of them, with the vectors
-  that they announced. A silo whose group is incomplete counts as dropped; it signs and reveals like the others;
+- the roster is bound to the newest release groups that this silo holds, and nobody in its own has seen keys of this
+  silo that it does not remember: else it forgot what it took part in, or its disk went back;
+- masks go only to those who dealt, and are bound to who dealt what; survivors are whole release groups of them, with
+  the vectors that they announced. A silo whose group is incomplete counts as dropped; it signs and reveals like the
+  others;
 - one survivor set per attempt is signed, and nothing is revealed but for that set, signed by `threshold` dealers;
 - one share per dealer: of the self mask for a survivor, of the mask key for all others.
 """

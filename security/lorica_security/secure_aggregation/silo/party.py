@@ -15,8 +15,8 @@ from lorica_security.secure_aggregation.parameters import LEAST_COHORT, Paramete
 class Demands:
     """What this silo's own policy asks of a cohort; the coordinator can ask for more, never for less.
 
-    `colluders` is how many members may work against it, whatever the size of the cohort: see `parameters`. `smallest_group` is of
-    release groups, and of sets that sums can be subtracted down to.
+    `colluders` is how many members may work against it, whatever the size of the cohort: see `parameters`.
+    `smallest_group` is of release groups, and of sets that sums can be subtracted down to.
     """
 
     min_cohort: int = LEAST_COHORT
@@ -51,8 +51,8 @@ class Demands:
 class Party:
     """Who this silo is, and whom its people pinned (itself need not be among them).
 
-    `link` has the newest release groups that this silo holds. `approved` are smaller groups, and `approved_atoms` smaller sets
-    that sums can be subtracted down to, that its people allowed.
+    `link` has the newest release groups that this silo holds. `approved` are smaller groups, and `approved_atoms`
+    smaller sets that sums can be subtracted down to, that its people allowed.
     """
 
     federation: FederationName

@@ -11,15 +11,16 @@ from lorica_security.secure_aggregation.silo.machine import step
 from lorica_security.secure_aggregation.silo.memory import MASKING_MEMORY, SiloMemory
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.advertise_keys import own_advertisement
-from lorica_security.secure_aggregation.silo.states import Advertised, Agreed, Resting, State, Step
+from lorica_security.secure_aggregation.silo.states import Advertised, Resting, State, Step, WithSet
 
 
 def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> Step:
-    """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done again.
+    """Where a restarted agent stands: the state that the journal leads to, and the last event's effects, to be done
+    again.
 
     Remember and Journal effects among them are already done and are left out. An empty journal gives a silo at rest.
-    Raises PolicyRefusal for a journal that `memory` is not of: of another attempt than the last that was joined, or one that
-    says less than this silo has done. It was put back, or the memory was.
+    Raises PolicyRefusal for a journal that `memory` is not of: of another attempt than the last that was joined, or one
+    that says less than this silo has done. It was put back, or the memory was.
     """
     if not journal:
         return Resting(memory), ()
@@ -37,7 +38,7 @@ def restored(memory: SiloMemory, journal: tuple[Event, ...], party: Party) -> St
         state, effects = step(state, event, party)
     last = memory.of(opening.attempt.plan)
     answered = last is not None and last.answered
-    if answered and not isinstance(state, Agreed):
+    if answered and not isinstance(state, WithSet):
         _erase_work(effects)
         raise _not_of_today(
             f"the journal of {opening.attempt} comes to {type(state).__name__}, and by its memory this silo answered it"

@@ -16,11 +16,13 @@ from lorica_security.secure_aggregation.roster import Roster
 
 
 def open_attempt(state: Idle, event: OpenAttempt, identities: Identities) -> Step:
+    """Wait for those invited, where the terms hold for all of them."""
     event.terms.parameters(event.invited)
     return Advertising(opening=event, awaited=frozenset(event.invited)), (Journal(event),)
 
 
 def take_advertisement(state: Advertising, event: Advertisement, identities: Identities) -> Step:
+    """Take keys that are signed, fresh and sound."""
     if event.attempt != state.attempt:
         raise WrongTime(f"keys for {event.attempt} came in {state.attempt}")
     if is_repeated(state, event, state.advertisements):
@@ -42,6 +44,7 @@ def take_advertisement(state: Advertising, event: Advertisement, identities: Ide
 
 
 def to_sharing(state: Advertising) -> Step:
+    """Make the roster of those who advertised, and send it."""
     try:
         roster = Roster(
             attempt=state.attempt,

@@ -12,6 +12,7 @@ from lorica_security.secure_aggregation.messages import Agreement, Identities, c
 
 
 def take_agreement(state: Agreeing, event: Agreement, identities: Identities) -> Step:
+    """Take a signature on the very survivor set that was sent."""
     check_roster(state, event.roster)
     check_sent(state, event.silo)
     if is_repeated(state, event, state.agreements):
@@ -30,6 +31,7 @@ def take_agreement(state: Agreeing, event: Agreement, identities: Identities) ->
 
 
 def to_unmasking(state: Agreeing) -> Step:
+    """Ask the signers for shares, where `threshold` have signed."""
     threshold = state.roster.parameters.threshold
     if len(state.agreements) < threshold:
         return abandon(state, f"{len(state.agreements)} silos signed the survivor set, at least {threshold} must")

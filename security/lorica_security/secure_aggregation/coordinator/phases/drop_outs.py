@@ -11,6 +11,7 @@ from lorica_security.secure_aggregation.messages import Identities
 
 
 def drop(state: Phase, event: SiloDropped, identities: Identities) -> Step:
+    """Wait no more for a silo that will not answer."""
     if event.silo not in state.awaited:
         return state, ()
     blame = Blame(silo=event.silo, offence=Offence.SILENCE, detail=event.detail)
@@ -18,6 +19,7 @@ def drop(state: Phase, event: SiloDropped, identities: Identities) -> Step:
 
 
 def close_phase(state: Phase, event: PhaseClosed, identities: Identities) -> Step:
+    """Wait for nobody any more: the deadline has passed."""
     if event.phase != state.phase:
         raise WrongTime(f"the deadline of the phase {event.phase} came in the phase {state.phase}")
     late = tuple(
@@ -40,9 +42,11 @@ def blame_for(state: Phase, silo: SiloName, error: LoricaError) -> Step:
 
 
 def without(state: Phase, silo: SiloName, effects: tuple[Effect, ...]) -> Step:
+    """The phase goes on without this silo."""
     return replace(state, awaited=state.awaited - {silo}), effects
 
 
 def abandon(state: Phase, reason: str) -> Step:
+    """End the attempt without a sum."""
     abandoned = Abandoned(attempt=state.attempt, reason=reason)
     return abandoned, (Abandon(attempt=state.attempt, reason=reason),)

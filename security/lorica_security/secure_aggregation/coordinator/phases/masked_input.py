@@ -1,4 +1,4 @@
-"""Phase 3 at the coordinator, masked vectors come in: the survivors are the whole release groups of those who sent one."""
+"""Phase 3 at the coordinator, masked vectors come in; survivors are the whole release groups among them."""
 
 from dataclasses import replace
 

@@ -20,6 +20,7 @@ class FalseDealing(MalformedMessage):
 
 
 def recovered_secret(state: Unmasking, dealer: SiloName) -> Secret:
+    """What `threshold` shares of this dealer give back; raises FalseDealing where it is not what was committed to."""
     threshold = state.roster.parameters.threshold
     shares = {
         state.roster.place(reveal.silo): share.share
@@ -65,7 +66,10 @@ def mask_sum(state: Unmasking, recovered: Mapping[SiloName, Secret]) -> MaskSum:
 
 
 def _pairwise_key(state: Unmasking, dropped: SiloName, survivor: SiloName, secret: Secret, keys: KeyPair) -> Secret:
-    """By the recovered mask secret of `dropped`, and its keys. Where it was the second, the first's copy has the pair secret."""
+    """By the recovered mask secret of `dropped`, and its keys.
+
+    Where it was the second, the first's copy has the pair secret.
+    """
     link = state.roster.pair_link(dropped, survivor)
     first, second = link.silos
     dealt = next(item for item in state.shared if item.silo == first)

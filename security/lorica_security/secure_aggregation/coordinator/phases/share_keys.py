@@ -14,6 +14,7 @@ from lorica_security.secure_aggregation.parameters import too_few
 
 
 def take_shared_keys(state: Sharing, event: SharedKeys, identities: Identities) -> Step:
+    """Take a dealing that is signed, with a box for each other member."""
     check_roster(state, event.dealing.roster)
     if is_repeated(state, event, state.shared):
         return state, ()
@@ -35,6 +36,7 @@ def take_shared_keys(state: Sharing, event: SharedKeys, identities: Identities) 
 
 
 def to_masking(state: Sharing) -> Step:
+    """Deliver the boxes to all who dealt, where a sum can come out of them."""
     dealers = tuple(item.silo for item in state.shared)
     if (lacking := too_few(state.link.partition, state.roster.parameters, dealers)) is not None:
         return abandon(state, f"{len(dealers)} of {len(state.roster.silos)} silos shared keys: {lacking}")

@@ -26,6 +26,7 @@ from lorica_security.secure_aggregation.messages import (
 
 
 def take_reveal(state: Unmasking, event: Reveal, identities: Identities) -> Step:
+    """Take shares that are the ones committed to; `threshold` replies unmask the sum."""
     check_roster(state, event.roster)
     if event.silo not in (item.silo for item in state.agreements):
         raise WrongTime(f"silo {event.silo} reveals shares, and was not asked")
@@ -80,7 +81,9 @@ def _is_as_committed(state: Unmasking, holder: SiloName, revealed: RevealedShare
 
 
 def _to_unmasked(state: Unmasking) -> Step:
-    """Put the secrets together; a dealer whose shares or copies do not give back what it committed to ends the attempt."""
+    """Put the secrets together; a dealer whose shares or copies do not give back what it committed to ends the
+    attempt.
+    """
     recovered: dict[SiloName, Secret] = {}
     try:
         for dealer in dealers_of(state):
@@ -105,5 +108,6 @@ def _to_unmasked(state: Unmasking) -> Step:
 
 
 def to_nothing(state: Unmasking) -> Step:
+    """Too few revealed their shares: no sum comes out."""
     threshold = state.roster.parameters.threshold
     return abandon(state, f"{len(state.reveals)} silos revealed their shares, at least {threshold} must")

@@ -13,6 +13,7 @@ from lorica_security.secure_aggregation.silo.states import Advertised, Resting, 
 
 
 def open_attempt(state: Resting, event: OpenAttempt, party: Party) -> Step:
+    """Join an attempt that the memory allows, with fresh keys."""
     if event.attempt.federation != party.federation:
         raise PolicyRefusal(
             "federation", f"attempt of federation {event.attempt.federation}: this silo is in {party.federation}"
@@ -35,6 +36,7 @@ def open_again(state: Advertised, event: OpenAttempt, party: Party) -> Step:
 
 
 def own_advertisement(opening: OpenAttempt, party: Party) -> Advertisement:
+    """This silo's keys for the attempt: the same bytes whenever they are asked for."""
     masks = KeyPair(key_agreement.mask_secret(opening.root, opening.attempt))
     boxes = KeyPair(key_agreement.box_secret(opening.root, opening.attempt))
     advertisement = Advertisement(

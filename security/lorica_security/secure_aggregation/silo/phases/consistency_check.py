@@ -6,10 +6,11 @@ from lorica_security.secure_aggregation.messages import Agreement, SurvivorSet, 
 from lorica_security.secure_aggregation.silo.effects import Journal, Send
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Agreed, Masked, Step
+from lorica_security.secure_aggregation.silo.states import Agreed, Masked, Step, WithSet
 
 
 def take_survivors(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
+    """Sign the survivor set where it is of whole groups, of silos enough, and has the vector that this silo sent."""
     if survivors.roster != state.roster.digest or survivors.dealings != state.delivery.dealings_digest:
         raise WrongTime(f"a survivor set of another roster, or of other dealings, came for {state.attempt}")
     strangers = [silo for silo in survivors.silos if silo not in state.delivery.dealers]
@@ -20,7 +21,8 @@ def take_survivors(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
         broken = [silo for silo in survivors.silos if silo not in partition.whole(survivors.silos)]
         raise PolicyRefusal(
             RELEASE_GROUPS,
-            f"the survivor set has {', '.join(broken)} without the rest of their release groups: only whole groups are summed",
+            f"the survivor set has {', '.join(broken)} without the rest of their release groups: only whole groups are "
+            "summed",
         )
     least = max(state.roster.parameters.least_sum, party.demands.min_survivors)
     if len(survivors.silos) < least:
@@ -42,12 +44,13 @@ def take_survivors(state: Masked, survivors: SurvivorSet, party: Party) -> Step:
 
 
 def survivors_again(state: Agreed, survivors: SurvivorSet, party: Party) -> Step:
+    """The same set gets the same signature; another one gets none."""
     if survivors != state.survivors:
         raise Conflict(f"a second survivor set came for {state.attempt}: this silo signs one per attempt")
     return state, (Send(_agreement(state, party)),)
 
 
-def _agreement(state: Agreed, party: Party) -> Agreement:
+def _agreement(state: WithSet, party: Party) -> Agreement:
     return signed(
         Agreement(roster=state.roster.digest, silo=party.silo, survivors=state.survivors.digest), party.identity_key
     )

@@ -16,10 +16,11 @@ from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.attempt_end import end_attempt
 from lorica_security.secure_aggregation.silo.phases.boxes import key_of_box, opened_box, own_box_keys
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Dealt, Masked, Masking, Step
+from lorica_security.secure_aggregation.silo.states import Dealt, Masked, Masking, Step, WithDelivery, WithVector
 
 
 def take_delivery(state: Dealt, delivery: Delivery, party: Party) -> Step:
+    """Mask the vector for those who dealt, or complain about a false box and end the attempt."""
     check_delivery(state, delivery, party)
     keys = own_box_keys(state)
     for share in delivery.boxes:
@@ -73,16 +74,18 @@ def _dealing(delivery: Delivery, dealer: SiloName) -> Dealing:
 
 
 def delivery_again(state: Masking, delivery: Delivery, party: Party) -> Step:
+    """The same delivery has the vector masked again."""
     _check_same_delivery(state, delivery)
     return state, (_mask_vector(state, party),)
 
 
 def delivery_after_masking(state: Masked, delivery: Delivery, party: Party) -> Step:
+    """The same delivery is answered with the vector that was masked."""
     _check_same_delivery(state, delivery)
     return state, (Send(_masked_input(state, party)),)
 
 
-def _check_same_delivery(state: Masking, delivery: Delivery) -> None:
+def _check_same_delivery(state: WithDelivery, delivery: Delivery) -> None:
     if delivery != state.delivery:
         raise Conflict(f"a second delivery came for {state.attempt}: this silo masks for the first")
 
@@ -127,6 +130,7 @@ def _received_pair_secret(state: Masking, share: SealedShare, keys: KeyPair) -> 
 
 
 def take_vector(state: Masking, event: VectorMasked, party: Party) -> Step:
+    """Announce the masked vector."""
     after = Masked(
         memory=state.memory,
         opening=state.opening,
@@ -139,6 +143,7 @@ def take_vector(state: Masking, event: VectorMasked, party: Party) -> Step:
 
 
 def vector_again(state: Masked, event: VectorMasked, party: Party) -> Step:
+    """The same vector is announced again; another one never."""
     if event.vector != state.vector:
         raise Conflict(
             f"the vector of {state.attempt} was masked again and differs: forfeit the attempt, never send both"
@@ -146,7 +151,7 @@ def vector_again(state: Masked, event: VectorMasked, party: Party) -> Step:
     return state, (Send(_masked_input(state, party)),)
 
 
-def _masked_input(state: Masked, party: Party) -> MaskedInput:
+def _masked_input(state: WithVector, party: Party) -> MaskedInput:
     return signed(
         MaskedInput(
             roster=state.roster.digest,

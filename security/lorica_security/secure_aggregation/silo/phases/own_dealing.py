@@ -11,10 +11,10 @@ from lorica_security.secure_aggregation.messages import OWN_BOX, Dealing, Sealed
 from lorica_security.secure_aggregation.roster import Roster
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.boxes import own_box_keys
-from lorica_security.secure_aggregation.silo.states import Sharing
+from lorica_security.secure_aggregation.silo.states import WithRoster
 
 
-def shared_keys(state: Sharing, party: Party, encapsulate: Encapsulate) -> SharedKeys:
+def shared_keys(state: WithRoster, party: Party, encapsulate: Encapsulate) -> SharedKeys:
     """What this silo deals: expanded from the root, but for what `encapsulate` draws."""
     roster, root = state.roster, state.opening.root
     keys = own_box_keys(state)
@@ -53,7 +53,7 @@ def _sealed(
     return SealedShare(dealer=dealer, holder=holder, ciphertext=kem.ciphertext, box=box, copy=copy)
 
 
-def dealt_shares(state: Sharing, dealer: SiloName) -> tuple[KeyShares, ...]:
+def dealt_shares(state: WithRoster, dealer: SiloName) -> tuple[KeyShares, ...]:
     """What this silo deals, in the order of the roster."""
     roster, root = state.roster, state.opening.root
     threshold, holders = roster.parameters.threshold, len(roster.members)

@@ -39,7 +39,10 @@ def check_roster(roster: Roster, opening: OpenAttempt, party: Party) -> None:
 
 
 def check_groups(roster: Roster, party: Party) -> Partition:
-    """The partition that the roster is bound to. Raises PolicyRefusal unless it is the newest that this silo holds and allows."""
+    """The partition that the roster is bound to.
+
+    Raises PolicyRefusal unless it is the newest that this silo holds and allows.
+    """
     link = party.link
     if link is None:
         raise PolicyRefusal(

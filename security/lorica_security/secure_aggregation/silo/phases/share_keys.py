@@ -7,10 +7,11 @@ from lorica_security.secure_aggregation.roster import Roster
 from lorica_security.secure_aggregation.silo.effects import Journal, Remember, Send, ShareKeys
 from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_roster
-from lorica_security.secure_aggregation.silo.states import Advertised, Dealt, Sharing, Step
+from lorica_security.secure_aggregation.silo.states import Advertised, Dealt, Sharing, Step, WithRoster
 
 
 def take_roster(state: Advertised, roster: Roster, party: Party) -> Step:
+    """Accept a roster that meets every rule, once nobody in it saw keys that this silo forgot."""
     check_roster(roster, state.opening, party)
     others = [member for member in roster.members if member.silo in party.group_mates]
     told = {member.silo: dict(member.seen).get(party.silo) or None for member in others}
@@ -22,22 +23,26 @@ def take_roster(state: Advertised, roster: Roster, party: Party) -> Step:
 
 
 def roster_again(state: Sharing, roster: Roster, party: Party) -> Step:
+    """The same roster has the keys shared again: nothing was dealt yet."""
     _check_same_roster(state, roster)
     return state, (ShareKeys(),)
 
 
 def roster_after_dealing(state: Dealt, roster: Roster, party: Party) -> Step:
+    """The same roster is answered with what was dealt."""
     _check_same_roster(state, roster)
     return state, (Send(state.shared),)
 
 
-def _check_same_roster(state: Sharing, roster: Roster) -> None:
+def _check_same_roster(state: WithRoster, roster: Roster) -> None:
     if roster != state.roster:
         raise Conflict(f"a second roster came for {state.attempt}: this silo deals to the first")
 
 
 def take_own_dealing(state: Sharing, shared: SharedKeys, party: Party) -> Step:
-    """From `shared_keys`, which took it from the root but for its encapsulations: these are in no other place than here."""
+    """From `shared_keys`, which took it from the root but for its encapsulations: these are in no other place than
+    here.
+    """
     check_dealing(state.roster, shared.dealing, party.identities)
     if shared.silo != party.silo:
         raise IntegrityError(f"what silo {shared.silo} dealt stands for what this silo dealt: forfeit the attempt")
@@ -46,6 +51,7 @@ def take_own_dealing(state: Sharing, shared: SharedKeys, party: Party) -> Step:
 
 
 def own_dealing_again(state: Dealt, shared: SharedKeys, party: Party) -> Step:
+    """What was dealt is sent again."""
     if shared != state.shared:
         raise Conflict(f"keys were shared a second time for {state.attempt}: what was dealt first stands")
     return state, (Send(shared),)

@@ -1,6 +1,6 @@
 """Phase 5, a silo reveals shares: once `threshold` silos signed the set that it signed, and for that set alone.
 
-This is what stops a second unmasking: no other set is ever signed, and the memory joins no further attempt of the round.
+This is what stops a second unmasking: no other set is signed, and the memory refuses further attempts of the round.
 """
 
 from lorica_security.errors import IntegrityError, MalformedMessage, PolicyRefusal, WrongTime
@@ -18,10 +18,11 @@ from lorica_security.secure_aggregation.silo.party import Party
 from lorica_security.secure_aggregation.silo.phases.boxes import opened_box, own_box_keys
 from lorica_security.secure_aggregation.silo.phases.own_dealing import dealt_shares
 from lorica_security.secure_aggregation.silo.phases.roster_rules import check_groups
-from lorica_security.secure_aggregation.silo.states import Agreed, Revealed, Step
+from lorica_security.secure_aggregation.silo.states import Agreed, Revealed, Step, WithSet
 
 
 def take_unmask_request(state: Agreed, request: UnmaskRequest, party: Party) -> Step:
+    """Reveal one share of each dealer, and join no further attempt of this round."""
     check_agreements(state, request, party)
     memory = state.memory.answered(state.attempt)
     after = Revealed(
@@ -36,7 +37,7 @@ def take_unmask_request(state: Agreed, request: UnmaskRequest, party: Party) -> 
     return after, (Remember(memory), Journal(request), Send(_revealed(after, party)))
 
 
-def check_agreements(state: Agreed, request: UnmaskRequest, party: Party) -> None:
+def check_agreements(state: WithSet, request: UnmaskRequest, party: Party) -> None:
     """Raise unless at least `threshold` dealers signed the very set that this silo signed."""
     if request.roster != state.roster.digest:
         raise WrongTime(f"an unmask request of another roster came for {state.attempt}")
@@ -53,16 +54,18 @@ def check_agreements(state: Agreed, request: UnmaskRequest, party: Party) -> Non
     if len(request.agreements) < threshold:
         raise PolicyRefusal(
             "min_threshold",
-            f"{len(request.agreements)} silos signed the survivor set, at least {threshold} must before any share is shown",
+            f"{len(request.agreements)} silos signed the survivor set, at least {threshold} must before any share is "
+            "shown",
         )
 
 
 def unmask_request_again(state: Revealed, request: UnmaskRequest, party: Party) -> Step:
+    """The same shares are shown again."""
     check_agreements(state, request, party)
     return state, (Send(_revealed(state, party)),)
 
 
-def _revealed(state: Agreed, party: Party) -> Reveal:
+def _revealed(state: Revealed, party: Party) -> Reveal:
     dealt = dealt_shares(state, party.silo)
     own = dealt[state.roster.place(party.silo) - 1]
     revealed: list[RevealedShare] = []
