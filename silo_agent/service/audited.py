@@ -164,14 +164,19 @@ class AuditedGate:
         self._gate.check_upload(manifest, masked=masked)
 
 
+class TroubleObserver(ObserverPort, Protocol):
+    """An observer that hears of an unreachable coordinator as well."""
+
+    def unreachable(self, problem: LoricaError, seconds: float, /) -> None: ...
+
+
 class AuditedObserver:
     """An ObserverPort: refusals, and how this silo's rounds end."""
 
-    def __init__(self, observer: Any, audit: SiloAudit) -> None:
-        """`observer` is an ObserverPort that hears of an unreachable coordinator as well."""
+    def __init__(self, observer: TroubleObserver, audit: SiloAudit) -> None:
         self._observer, self._audit = observer, audit
-        port: ObserverPort = observer
-        self.epsilon, self.epsilon_alone, self.activity = port.epsilon, port.epsilon_alone, port.activity
+        self.epsilon, self.epsilon_alone = observer.epsilon, observer.epsilon_alone
+        self.activity = observer.activity
 
     def refused(self, rule: str, detail: str) -> None:
         self._audit.tell(Event.REFUSED, rule, rule=rule, detail=detail)
@@ -199,9 +204,11 @@ class AuditedCoordinator:
 
     def __init__(self, coordinator: CoordinatorPort, audit: SiloAudit) -> None:
         self._coordinator, self._audit = coordinator, audit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._coordinator, name)
+        self.orders, self.fetch_plan = coordinator.orders, coordinator.fetch_plan
+        self.fetch_base, self.fetch_model = coordinator.fetch_base, coordinator.fetch_model
+        self.declare_readiness = coordinator.declare_readiness
+        self.report_progress = coordinator.report_progress
+        self.countersign_ledger = coordinator.countersign_ledger
 
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
