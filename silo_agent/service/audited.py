@@ -54,7 +54,6 @@ class SiloAudit:
         silo: SiloName,
         ledger_head: Callable[[], Head],
         clock: Callable[[], float],
-        repeats: Repeats | None = None,
     ) -> None:
         self.log, self.ledger_head = log, ledger_head
         self.me, self.coordinator = silo_uri(federation, silo), coordinator_uri(federation)
@@ -62,7 +61,7 @@ class SiloAudit:
         """Of plans that were allowed in this process, by digest: what covers an update of theirs."""
         self._unmasked: tuple[RoundKey, SurvivorSet] | None = None
         self._clock = clock
-        self._repeats = repeats or Repeats(each=100)
+        self._repeats = Repeats(each=100)
 
     def leaves(self, event: Event, key: RoundKey, **particulars: Particular) -> None:
         self.log.append(event, who=self.me, **_where(key), **particulars)
