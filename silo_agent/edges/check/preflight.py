@@ -99,8 +99,8 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     """Every check in order; none of them raises for what it finds."""
     checks = Checks()
 
-    async def run(name: str, look: Callable[[], str]) -> bool:
-        return await asyncio.to_thread(checks.run, name, look)
+    async def run(name: str, look: Callable[[], str], *, unless: str = "") -> bool:
+        return await asyncio.to_thread(checks.run, name, look, unless=unless)
 
     now, folder = ground.now(), ground.folder
     enrolled = await run("files and permissions", lambda: _files(folder))
@@ -171,25 +171,23 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         )
         return checks.done
     given = settings
-    if enrolled:
-        await run("disk", lambda: _disk(folder, given.storage.models_kept, bundle, ground.free_disk(folder.root)))
-    else:
-        checks.skip("disk", because="the silo's files cannot be used")
+    await run(
+        "disk",
+        lambda: _disk(folder, given.storage.models_kept, bundle, ground.free_disk(folder.root)),
+        unless="" if enrolled else "the silo's files cannot be used",
+    )
     await run("device", lambda: _device(given.training.device))
     await run("metrics port", lambda: _metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
     data = await run("data", lambda: _data(sources, Path(given.data.folder)))
     unit = bundle.plan.privacy.unit_field if bundle and bundle.plan.privacy.level == "record" else ""
-    if data and unit:
-        await run("unit of privacy", lambda: _unit(sources, unit))
-    else:
-        checks.skip("unit of privacy", because="the plan groups no lines" if data else "it is looked for in the data")
+    no_unit = "it is looked for in the data" if not data else "" if unit else "the plan groups no lines"
+    await run("unit of privacy", lambda: _unit(sources, unit), unless=no_unit)
     if not data and not given.database.url:
         checks.skip(JAIL, "database", because="it is looked for beside the data")
-    elif await asyncio.to_thread(_jail, checks, ground.walls, required=given.sql.require_jail):
-        await run("database", lambda: _database(sources))
     else:
-        checks.skip("database", because="no SQL runs without the jail")
+        jailed = await asyncio.to_thread(_jail, checks, ground.walls, required=given.sql.require_jail)
+        await run("database", lambda: _database(sources), unless="" if jailed else "no SQL runs without the jail")
     return checks.done
 
 
