@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from lorica_security.console.strict_toml import NameText, Section, parse_toml
-from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.listen_address import AddressOrNone, AddressText, address
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.identifiers import federation_name
 from lorica_security.pki.hosts import parse_host
@@ -50,24 +50,11 @@ class PublicSection(Section):
 
 
 class ListenSection(Section):
-    silos: str = f"0.0.0.0:{SILOS_PORT}"
-    enrolment: str = f"0.0.0.0:{ENROLMENT_PORT}"
-    metrics: str = f"127.0.0.1:{METRICS_PORT}"
-    status: str = f"127.0.0.1:{STATUS_PORT}"  # empty: no status page
+    silos: AddressText = f"0.0.0.0:{SILOS_PORT}"
+    enrolment: AddressText = f"0.0.0.0:{ENROLMENT_PORT}"
+    metrics: AddressText = f"127.0.0.1:{METRICS_PORT}"
+    status: AddressOrNone = f"127.0.0.1:{STATUS_PORT}"  # empty: no status page
     status_token_file: str = ""  # opens the page on other addresses beside certificates; empty: certificates alone
-
-    @field_validator("silos", "enrolment", "metrics")
-    @classmethod
-    def _addresses(cls, value: str) -> str:
-        address(value)
-        return value
-
-    @field_validator("status")
-    @classmethod
-    def _address_or_none(cls, value: str) -> str:
-        if value:
-            address(value)
-        return value
 
 
 class CertificatesSection(Section):

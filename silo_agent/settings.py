@@ -1,7 +1,7 @@
 """silo.toml: everything that a silo's people may set. All of it is optional; an unknown key is refused.
 
     [data]      folder and how bad it may be          [database]  what a model's SQL may be tried on
-    [policy]    what this silo refuses (policy.py)    [training]  device, threads
+    [policy]    what this silo refuses (policy/)    [training]  device, threads
     [sql]       what one statement may cost           [storage]   what is kept on disk
     [metrics]   where Prometheus may ask
 
@@ -11,10 +11,10 @@ Relative paths are taken from the folder of silo.toml.
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from lorica_security.console.strict_toml import Section, parse_toml
-from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.listen_address import AddressOrNone
 from lorica_security.errors import ConfigurationError
 from silo_agent.policy.rules import PolicyRules
 
@@ -49,14 +49,7 @@ class StorageSection(Section):
 
 
 class MetricsSection(Section):
-    listen: str = ""  # ADDRESS:PORT, best on loopback; empty: nothing listens
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        if value:
-            address(value)
-        return value
+    listen: AddressOrNone = ""  # ADDRESS:PORT, best on loopback; empty: nothing listens
 
 
 class Settings(Section):

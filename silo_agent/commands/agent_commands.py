@@ -4,9 +4,6 @@ import asyncio
 import json
 import signal
 import sys
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -15,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lorica_security.console.terminal import terminal
 from lorica_security.errors import (
     ConfigurationError,
     OutsideValidity,
@@ -35,25 +31,13 @@ from silo_agent.commands.command_line import (
     silo_sources,
     started_with,
     tell_agent,
-    workshop_of,
 )
 from silo_agent.commands.identity_commands import finish_rotation
 from silo_agent.commands.privacy_commands import spent_of_allowed
-from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
+from silo_agent.edges.disk.silo_folder import silo_folder
 
 if TYPE_CHECKING:
-    from cryptography import x509
-    from rich.console import Console
-
-    from silo_agent.edges.console.logs import Whereabouts
-    from silo_agent.edges.disk.round_journal import RoundJournal
     from silo_agent.edges.keys.key_store import SiloCredentials
-    from silo_agent.settings import Settings
-    from silo_wire.canonical import Digest
-
-
-MOST_RENEWAL_WAIT_S = 300.0
-"""Between two tries to renew the certificate."""
 
 
 class LogLevel(Enum):
@@ -118,6 +102,7 @@ def start(
     from lorica_security.host.files import sweep
     from lorica_security.host.private_memory import keep_memory_private
     from lorica_security.host.process_lock import ProcessLock
+    from silo_agent.composition import run_agent
     from silo_agent.edges.console.logs import configure_logs
     from silo_wire.transport import keep_chunks_in_memory
 
@@ -154,199 +139,17 @@ def start(
         settings = replace(choice, rules=last.rules).settings(folder)
         read = str(choice.file(folder) or "")
         journal.set_fact("started_with", json.dumps(asdict(replace(choice, rules=read))))
-        asyncio.run(_run_agent(folder, credentials, settings, journal, where))
-
-
-async def _run_agent(
-    folder: SiloFolder,
-    credentials: "SiloCredentials",
-    settings: "Settings",
-    journal: "RoundJournal",
-    where: "Whereabouts",
-) -> None:
-    from lorica_security.audit.entry import Event
-    from lorica_security.daemon.clock_watch import watched_clock
-    from lorica_security.daemon.heartbeat import beating
-    from lorica_security.daemon.kept_ballast import kept_ballast
-    from lorica_security.daemon.sealed_log import kept_log
-    from silo_agent.edges.accounts.audit_log import audit_log
-    from silo_agent.edges.accounts.privacy_ledger import guard_of
-    from silo_agent.edges.accounts.shared_budget import sharing_of
-    from silo_agent.edges.console.display import LogDisplay, TerminalDisplay
-    from silo_agent.edges.console.metrics import metrics_served
-    from silo_agent.edges.console.observer import SiloObserver
-    from silo_agent.edges.disk.instance import next_instance
-    from silo_agent.edges.disk.model_cache import ModelCache
-    from silo_agent.edges.disk.plan_store import PlanStore
-    from silo_agent.edges.groups.release_groups import ReleaseGroups, group_chain
-    from silo_agent.edges.keys.own_entropy import own_entropy
-    from silo_agent.edges.masks.masking_party import party_of
-    from silo_agent.edges.masks.model_checking import model_checks
-    from silo_agent.edges.memory.masking_journal import masking_journal
-    from silo_agent.edges.memory.trust_store import trust_store
-    from silo_agent.edges.wire.backoff import Backoff
-    from silo_agent.edges.wire.calls.repeated_calls import Traffic
-    from silo_agent.edges.wire.certificate import SiloCertificate
-    from silo_agent.edges.wire.channel import mutual_channel
-    from silo_agent.edges.wire.grpc_client import GrpcCoordinator
-    from silo_agent.edges.workshop.late_workshop import LateWorkshop
-    from silo_agent.service.agent import AgentService
-    from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit
-    from silo_agent.service.certificate_keeper import CertificateKeeper
-    from silo_agent.service.group_keeper import GroupKeeper
-    from silo_agent.service.masking import Masking
-
-    sources = silo_sources(folder, settings)
-    sources.data()  # bad data ends the command here, before anything heavy is loaded
-    console = terminal(stderr=True)
-    async with metrics_served(settings.metrics.listen, folder.root) as metrics:
-        with TerminalDisplay(console) if _is_watched(console) else LogDisplay(where) as display:
-            policy = policy_of(folder, credentials, settings)
-            sharing = sharing_of(folder, settings.policy.shared_budget)
-            entropy = own_entropy(folder.own_entropy)
-            trainer = LateWorkshop(lambda: workshop_of(settings, policy, sources, entropy, sharing))
-            log = audit_log(folder, credentials)
-            audit = SiloAudit(
-                log,
-                federation=credentials.federation,
-                silo=credentials.silo,
-                ledger_head=journal.ledger_head,
-                clock=time.time,
+        asyncio.run(
+            run_agent(
+                folder,
+                credentials,
+                settings,
+                policy=policy_of(folder, credentials, settings),
+                sources=silo_sources(folder, settings),
+                journal=journal,
+                where=where,
             )
-            observer = AuditedObserver(SiloObserver(journal=journal, metrics=metrics, display=display), audit)
-
-            def on_trouble(error: Exception) -> None:
-                display.note("audit-log", detail=str(error) or repr(error))
-
-            async with kept_log(log, audit, on_trouble), AsyncExitStack() as open_here:
-                client = GrpcCoordinator(
-                    channel=mutual_channel(credentials),
-                    credentials=credentials,
-                    models=ModelCache(folder.models, kept=settings.storage.models_kept),
-                    agent_version=software_version(),
-                    unreachable=observer.unreachable,
-                    instance=next_instance(journal, folder.root),
-                    log_head=log.head,
-                    traffic=Traffic(sent=metrics.sent.inc, received=metrics.received.inc, attending=metrics.attending),
-                )
-                open_here.push_async_callback(client.close)
-                await open_here.enter_async_context(beating(folder.lock))
-                await open_here.enter_async_context(kept_ballast(folder.root))
-
-                def clock_was_set(by_s: float) -> None:
-                    display.note("clock-was-set", by_s=round(by_s))
-
-                await open_here.enter_async_context(watched_clock(clock_was_set))
-
-                def renewed(certificate: "x509.Certificate") -> None:
-                    expires = certificate.not_valid_after_utc.isoformat()
-                    log.append(
-                        Event.CERTIFICATE_RENEWED,
-                        who=log.writer,
-                        serial=f"{certificate.serial_number:x}",
-                        expires=expires,
-                    )
-
-                keeper = CertificateKeeper(
-                    SiloCertificate(folder, credentials, client, on_renewed=renewed),
-                    backoff=Backoff(most_s=MOST_RENEWAL_WAIT_S),
-                    told=display.note,
-                    expires=metrics.certificate_expiry.set,
-                )
-                client.on_trust = keeper.heard
-
-                def goes_back(plan: "Digest", model: "Digest", made: int, newest: int) -> None:
-                    audit.goes_back(plan, model, made, newest)
-                    display.note("model-went-back", plan=plan, model=model, round=made, accepted_round=newest)
-
-                first_use = settings.policy.trust_on_first_use
-                groups = GroupKeeper(
-                    ReleaseGroups(
-                        group_chain(folder, credentials, policy),
-                        trust_store(folder, credentials, first_use=first_use),
-                        credentials,
-                        client=client,
-                        log=log,
-                        first_use=first_use,
-                    ),
-                    backoff=Backoff(),
-                    told=display.note,
-                    refused=observer.refused,
-                    waits=metrics.groups_wait.set,
-                )
-                client.on_groups = groups.heard
-                client.on_speaker = lambda coordinator: journal.set_fact(
-                    "coordinator_speaks", f"{coordinator.wire} {coordinator.release}".rstrip()
-                )
-                coordinator = AuditedCoordinator(client, audit)
-                service = AgentService(
-                    federation=credentials.federation,
-                    coordinator=coordinator,
-                    journal=journal,
-                    plans=PlanStore(folder.plans),
-                    gate=AuditedGate(policy, audit, settings.policy),
-                    trainer=trainer,
-                    masking=Masking(
-                        journal=masking_journal(folder, credentials),
-                        coordinator=coordinator,
-                        party=party_of(folder, credentials, policy, log),
-                        newer_groups=groups.sync,
-                        unmasks=audit.unmasks,
-                    ),
-                    checks=model_checks(
-                        folder,
-                        credentials,
-                        policy,
-                        coordinator=client,
-                        proves=audit.proves,
-                        goes_back=goes_back,
-                        checked=metrics.checked_chunks.inc,
-                    ),
-                    privacy=guard_of(folder, credentials, policy, journal, sharing=sharing),
-                    display=display,
-                    observer=observer,
-                )
-                metrics.depths(lambda: service.waiting)
-                display.note("started", silo=credentials.silo, coordinator=credentials.address, paused=journal.paused())
-
-                def reread() -> None:
-                    service.reread_journal()
-                    groups.wake()
-
-                with _signals({signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: reread}):
-                    await _all(service.run(), keeper.run(), groups.run())
-                display.note("stopped", silo=credentials.silo)
-
-
-def _is_watched(console: "Console") -> bool:
-    """By a person: FORCE_COLOR alone, which rich takes for a terminal, makes no log a picture."""
-    return sys.stderr.isatty() and not console.is_dumb_terminal
-
-
-async def _all(main: Coroutine[None, None, None], *beside: Coroutine[None, None, None]) -> None:
-    """`main` to its end; the others go on for as long, and what one of them raises ends all."""
-    tasks = [asyncio.create_task(each) for each in (main, *beside)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in tasks:
-        if not task.cancelled():
-            task.result()
-
-
-@contextmanager
-def _signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in handlers:
-            loop.remove_signal_handler(number)
+        )
 
 
 def pause(directory: Dir = None) -> None:

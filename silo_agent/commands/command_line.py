@@ -19,13 +19,10 @@ from lorica_security.host.files import is_there
 from silo_agent.edges.disk.silo_folder import ENVIRONMENT_VARIABLE, SiloFolder
 
 if TYPE_CHECKING:
-    from silo_agent.edges.accounts.shared_budget import SharedBudget
     from silo_agent.edges.disk.round_journal import RoundJournal
     from silo_agent.edges.keys.key_store import SiloCredentials
     from silo_agent.edges.workshop.silo_sources import SiloSources
-    from silo_agent.edges.workshop.workshop import Workshop
     from silo_agent.policy.silo_policy import SiloPolicy
-    from silo_agent.service.privacy import NotShared
     from silo_agent.settings import Settings
 
 Dir = Annotated[
@@ -189,18 +186,3 @@ def silo_sources(folder: SiloFolder, settings: "Settings") -> "SiloSources":
     from silo_agent.edges.workshop.silo_sources import SiloSources
 
     return SiloSources(settings, scratch=folder.root / "database")
-
-
-def workshop_of(
-    settings: "Settings",
-    policy: "SiloPolicy",
-    sources: "SiloSources",
-    entropy: bytes | None = None,
-    sharing: "SharedBudget | NotShared | None" = None,
-) -> "Workshop":
-    """`sharing` hears which records private plans are prepared on."""
-    from silo_agent.edges.workshop.workshop import Workshop
-    from silo_agent.service.privacy import NotShared
-
-    register = (sharing or NotShared()).register
-    return Workshop(settings=settings, policy=policy, sources=sources, own_entropy=entropy, on_private_data=register)

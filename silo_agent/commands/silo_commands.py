@@ -29,7 +29,6 @@ from silo_agent.commands.command_line import (
     open_journal,
     policy_of,
     silo_sources,
-    workshop_of,
 )
 from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
 
@@ -90,7 +89,11 @@ def ask(
     with models.held(newest.model, folder.root) as file:
         if file is None:
             raise nothing
-        workshop = workshop_of(settings, policy_of(folder, credentials, settings), silo_sources(folder, settings))
+        # Here, not above: torch takes seconds to import.
+        from silo_agent.edges.workshop.workshop import Workshop
+
+        sources, policy = silo_sources(folder, settings), policy_of(folder, credentials, settings)
+        workshop = Workshop(settings=settings, policy=policy, sources=sources)
         model = RoundModel(file=file, manifest=header.manifest)
         sql = workshop.answer(bundle=bundle, base=_base(models, bundle), model=model, question=question)
     if not as_json:

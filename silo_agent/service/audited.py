@@ -54,7 +54,6 @@ class SiloAudit:
         silo: SiloName,
         ledger_head: Callable[[], Head],
         clock: Callable[[], float],
-        repeats: Repeats | None = None,
     ) -> None:
         self.log, self.ledger_head = log, ledger_head
         self.me, self.coordinator = silo_uri(federation, silo), coordinator_uri(federation)
@@ -62,7 +61,7 @@ class SiloAudit:
         """Of plans that were allowed in this process, by digest: what covers an update of theirs."""
         self._unmasked: tuple[RoundKey, SurvivorSet] | None = None
         self._clock = clock
-        self._repeats = repeats or Repeats(each=100)
+        self._repeats = Repeats(each=100)
 
     def leaves(self, event: Event, key: RoundKey, **particulars: Particular) -> None:
         self.log.append(event, who=self.me, **_where(key), **particulars)
@@ -164,14 +163,19 @@ class AuditedGate:
         self._gate.check_upload(manifest, masked=masked)
 
 
+class TroubleObserver(ObserverPort, Protocol):
+    """An observer that hears of an unreachable coordinator as well."""
+
+    def unreachable(self, problem: LoricaError, seconds: float, /) -> None: ...
+
+
 class AuditedObserver:
     """An ObserverPort: refusals, and how this silo's rounds end."""
 
-    def __init__(self, observer: Any, audit: SiloAudit) -> None:
-        """`observer` is an ObserverPort that hears of an unreachable coordinator as well."""
+    def __init__(self, observer: TroubleObserver, audit: SiloAudit) -> None:
         self._observer, self._audit = observer, audit
-        port: ObserverPort = observer
-        self.epsilon, self.epsilon_alone, self.activity = port.epsilon, port.epsilon_alone, port.activity
+        self.epsilon, self.epsilon_alone = observer.epsilon, observer.epsilon_alone
+        self.activity = observer.activity
 
     def refused(self, rule: str, detail: str) -> None:
         self._audit.tell(Event.REFUSED, rule, rule=rule, detail=detail)
@@ -199,9 +203,11 @@ class AuditedCoordinator:
 
     def __init__(self, coordinator: CoordinatorPort, audit: SiloAudit) -> None:
         self._coordinator, self._audit = coordinator, audit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._coordinator, name)
+        self.orders, self.fetch_plan = coordinator.orders, coordinator.fetch_plan
+        self.fetch_base, self.fetch_model = coordinator.fetch_base, coordinator.fetch_model
+        self.declare_readiness = coordinator.declare_readiness
+        self.report_progress = coordinator.report_progress
+        self.countersign_ledger = coordinator.countersign_ledger
 
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress

@@ -139,7 +139,7 @@ class SiloTrainer:
         if self._plan.joint:
             return self._gradient_sum(update_path, on_progress=on_progress, should_stop=should_stop)
         if self._plan.privacy.level == "record":
-            summary = self._train_privately(round_number, on_progress=on_progress, should_stop=should_stop)
+            summary = self._train_privately(on_progress=on_progress, should_stop=should_stop)
         else:
             summary = train_locally(
                 self._model.t5,
@@ -160,7 +160,7 @@ class SiloTrainer:
             update_path,
             self._model.bundle.update_layout,
             parameters=self._model.parameters,
-            round_model=lambda: self._model.reader(model_path, model),
+            round_model=self._model.reader(model_path, model),
             feedback=Feedback(residuals=residuals, included=included_update),
             spread=self._spread(round_number, summary),
         )
@@ -172,9 +172,7 @@ class SiloTrainer:
             return None
         return Spread(self._own_key("spread", round_number), own_share(section, summary))
 
-    def _train_privately(
-        self, round_number: int, *, on_progress: Progress, should_stop: Callable[[], bool]
-    ) -> TrainingSummary:
+    def _train_privately(self, *, on_progress: Progress, should_stop: Callable[[], bool]) -> TrainingSummary:
         # Here, not above: Opacus takes a second to load, which silos of other plans need not wait for.
         from silo_agent.training.private.private_trainer import schedule_of, train_privately
 

@@ -15,7 +15,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.plans.presets import preset
 from coordinator.settings import Settings as CoordinatorSettings
 from lorica.cli import app as lorica_app
-from lorica.documentation import docs_pages, rooms
+from lorica.documentation import docs_pages, markdown, rooms, settings_fields, settings_tables
 from lorica.experiments.definition import Study
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import DataError
@@ -274,7 +274,7 @@ def test_every_table_stands_on_some_page() -> None:
 
 @pytest.mark.parametrize("name", docs_pages.PICTURES)
 def test_every_picture_is_current(name: str) -> None:
-    assert (docs_pages.DOCS / name).read_text(encoding="utf-8") == docs_pages.PICTURES[name](), "run make docs"
+    assert (markdown.DOCS / name).read_text(encoding="utf-8") == docs_pages.PICTURES[name](), "run make docs"
 
 
 def test_a_page_that_fell_behind_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -290,15 +290,15 @@ def test_a_page_that_fell_behind_is_brought_up_to_date(tmp_path: Path) -> None:
 
 
 def test_meanings_and_units_name_keys_that_exist() -> None:
-    plan = {key for key, _ in docs_pages.leaves(Plan)}
-    silo = {key for key, _ in docs_pages.leaves(SiloSettings)}
-    assert set(docs_pages.PLAN_UNITS) <= plan
-    assert set(docs_pages.SILO_MEANINGS) == silo
-    assert set(docs_pages.MODEL_MEANINGS) == set(ModelSection.model_fields)
+    plan = {key for key, _ in settings_fields.leaves(Plan)}
+    silo = {key for key, _ in settings_fields.leaves(SiloSettings)}
+    assert set(settings_tables.PLAN_UNITS) <= plan
+    assert set(settings_tables.SILO_MEANINGS) == silo
+    assert set(settings_tables.MODEL_MEANINGS) == set(ModelSection.model_fields)
 
 
 def test_every_key_that_a_person_sets_has_a_meaning() -> None:
-    for table in (docs_pages.plan_table, docs_pages.federation_table, docs_pages.silo_table):
+    for table in (settings_tables.plan_table, settings_tables.federation_table, settings_tables.silo_table):
         for row in table().splitlines()[2:]:
             assert not row.endswith("| |"), row
 

@@ -137,7 +137,7 @@ async def test_steps_are_the_mean_gradient_and_noise_and_each_silo_has_paid_and_
     async def looking(silo: PlayedSilo, key: RoundKey, message: object) -> None:
         if isinstance(message, MaskedInput):
             left = silo.journal.update_file(key).read_bytes()
-            paid.append((key, silo.service._privacy.entries(), left))
+            paid.append((key, silo.privacy.entries(), left))
         await honestly(silo, key, message)
 
     async with joint(template, tmp_path, looking) as (play, gradients):
@@ -162,7 +162,7 @@ async def test_steps_are_the_mean_gradient_and_noise_and_each_silo_has_paid_and_
             assert abs(np.corrcoef(left, without)[0, 1]) < 6 / math.sqrt(elements)
             assert row.masked is not None
             assert row.masked.saturated == 0
-        ledgers = {name: silo.service._privacy.entries() for name, silo in play.silos.items()}
+        ledgers = {name: silo.privacy.entries() for name, silo in play.silos.items()}
     ((_, release),) = plan.releases_of_round
     assert [(key.round, len(entries)) for key, entries, _ in paid] == [(1, 1), (2, 2)]
     assert not any(any(left) for _, _, left in paid)
@@ -194,7 +194,7 @@ async def test_another_attempt_has_another_sample_and_is_paid_for_again(
         row = await play.closed(1)
         assert row.outcome == "applied"
         assert row.attempt == 2
-        entries = {name: silo.service._privacy.entries() for name, silo in play.silos.items()}
+        entries = {name: silo.privacy.entries() for name, silo in play.silos.items()}
         for name in SILOS:
             trained = [(key.attempt, flat) for key, flat in gradients.sums[name] if key.round == 1]
             assert [attempt for attempt, _ in trained] == [1, 2]
@@ -251,7 +251,7 @@ async def test_who_is_later_than_the_plan_says_adds_nothing(template: Federation
         details = [note["detail"] for silo in play.silos.values() for note in silo.notes.of("work-failed")]
         assert any("were not there 1e-06 s after the order" in detail for detail in details)
         for silo in play.silos.values():
-            assert not silo.service._privacy.entries()
+            assert not silo.privacy.entries()
 
 
 async def test_what_was_sent_is_sent_by_the_next_process_the_same_though_its_sum_is_erased(
@@ -265,7 +265,7 @@ async def test_what_was_sent_is_sent_by_the_next_process_the_same_though_its_sum
         row = await play.closed(1)
         assert row.outcome == "applied"
         assert play.counted(row) == list(SILOS)
-        entries = play.rogue.service._privacy.entries()
+        entries = play.rogue.privacy.entries()
         trained = [key.round for key, _ in gradients.sums[ROGUE]].count(1)
     assert len(hanging.digests) == 2
     assert len(set(hanging.digests)) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lorica_security.console.preflight import Checks, Outcome
 from lorica_security.errors import MalformedMessage, Unreachable
-from silo_agent.edges.check.preflight import KEYS_OF_CONNECTION, check_key_exchange
+from silo_agent.edges.check.connection_checks import KEYS_OF_CONNECTION, check_key_exchange
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_agent.edges.wire.key_exchange import HYBRID, agreed_group, key_exchange
 from silo_wire.v1 import federation_pb2, federation_pb2_grpc

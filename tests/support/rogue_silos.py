@@ -68,6 +68,7 @@ from silo_agent.service.agent import AgentService
 from silo_agent.service.masking import Masking as SiloMasking
 from silo_agent.service.model_checks import Mode
 from silo_agent.service.ports import Cancelled, DataSummary, Notice, Progress, RoundModel, TrainedUpdate
+from silo_agent.service.privacy import PrivacyGuard
 from silo_wire.canonical import Digest
 from silo_wire.manifest import CHUNK_BYTES as MASKED_CHUNK_BYTES
 from silo_wire.manifest import Manifest, manifest_of, masked_layout
@@ -293,6 +294,7 @@ class PlayedSilo:
         self.journal: RoundJournal
         self.client: Client
         self.masking: SiloMasking
+        self.privacy: PrivacyGuard
         self.service: AgentService
         store = trust_store(self.folder, credentials)
         for name, peer in pins.items():
@@ -400,6 +402,7 @@ class PlayedSilo:
             newer_groups=no_newer_groups,
             unmasks=lambda *_told: None,
         )
+        self.privacy = guard_of(self.folder, self.credentials, policy, self.journal)
         self.service = AgentService(
             federation=FEDERATION,
             coordinator=self.client,
@@ -416,7 +419,7 @@ class PlayedSilo:
                 proves=lambda *_told: None,
                 goes_back=lambda *_told: None,
             ),
-            privacy=guard_of(self.folder, self.credentials, policy, self.journal),
+            privacy=self.privacy,
             display=self.notes,
             observer=observer,
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
 from coordinator.plans.plan_text import plan_template
-from lorica.documentation.docs_pages import template_comments
+from lorica.documentation.settings_fields import template_comments
 from lorica_security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
 from lorica_security.identifiers import silo_name
 from silo_wire import weightings as weightings_room

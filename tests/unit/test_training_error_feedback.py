@@ -64,9 +64,7 @@ class Silo:
                 tensor.copy_(torch.from_numpy(part))
         return local.numpy() - self.round_model
 
-    def update(
-        self, included: Digest | None = None, *, into: str = "update", clipping_norm: float = 0.0
-    ) -> WrittenUpdate:
+    def update(self, included: Digest | None = None, *, into: str = "update") -> WrittenUpdate:
         residuals = Residuals(
             folder=self.folder,
             plan=self.plan,
@@ -77,9 +75,8 @@ class Silo:
             self.folder / into,
             self.layout.as_type(self.dtype),
             parameters=self.parameters,
-            round_model=lambda: VectorReader(self.path, self.manifest, self.layout, None),
+            round_model=VectorReader(self.path, self.manifest, self.layout, None),
             feedback=Feedback(residuals=residuals, included=included),
-            clipping_norm=clipping_norm,
         )
 
     def travelled(self, update: WrittenUpdate, name: str = "update") -> Vector:
@@ -215,21 +212,6 @@ def test_an_update_that_is_of_no_model_yet_begins_with_nothing(silo: Silo) -> No
     update = silo.update(None)
     assert np.array_equal(silo.travelled(update), rounded(delta))
     assert silo.residual_files() == {silo.residual_file(update)}
-
-
-def test_a_clipped_update_keeps_what_rounding_cut_off_and_not_what_clipping_did(silo: Silo) -> None:
-    silo.train(deltas(silo, 1))
-    first = silo.update()
-    second = silo.train(deltas(silo, 2))
-    u = second + silo.residual(first)
-    norm = float(np.linalg.norm(u.astype(np.float64)))
-    update = silo.update(first.manifest.digest, clipping_norm=norm / 4)
-    clipped = u * np.float32(0.25)
-    sent = silo.travelled(update)
-    np.testing.assert_allclose(sent + silo.residual(update), clipped, rtol=2e-6, atol=1e-9)
-    assert update.norm == pytest.approx(norm, rel=1e-6)
-    assert np.linalg.norm(sent.astype(np.float64)) == pytest.approx(norm / 4, rel=1 / 256)
-    assert np.abs(silo.residual(update)).max() <= np.abs(clipped).max() / 256
 
 
 # ---- residuals that cannot be trusted -------------------------------------------------------------------------------

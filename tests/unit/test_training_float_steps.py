@@ -81,7 +81,7 @@ class Round:
                 own / "update",
                 layout,
                 parameters=bind(after, layout),
-                round_model=lambda: VectorReader(folder / "model", manifest, layout, None),
+                round_model=VectorReader(folder / "model", manifest, layout, None),
                 feedback=Feedback(residuals=residuals, included=None),
                 spread=Spread(bytes([silo]) * 32, self.shares[silo]),
             )

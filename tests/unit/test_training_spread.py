@@ -241,7 +241,7 @@ def rows_of_words(folder: Path, silo: int, own: Spread | None) -> Floats:
         folder / "update",
         layout,
         parameters=bind(after, layout),
-        round_model=lambda: VectorReader(folder / "model", manifest, layout, None),
+        round_model=VectorReader(folder / "model", manifest, layout, None),
         feedback=Feedback(residuals=residuals, included=None),
         spread=own,
     )

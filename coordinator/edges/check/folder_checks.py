@@ -2,7 +2,6 @@
 
 import os
 import socket
-import ssl
 import stat
 from datetime import UTC, datetime
 
@@ -15,6 +14,7 @@ from coordinator.edges.keys.key_store import KeyStore, key_files
 from coordinator.settings import reachable
 from lorica_security.console.preflight import meaning, misconfigured
 from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.unverified_tls import unverified_tls
 from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.host import key_file
 from lorica_security.host.files import make_private_folder
@@ -158,12 +158,10 @@ def _names(certificate: x509.Certificate) -> set[str]:
 
 def _certificate_at(host: str, port: int) -> bytes:
     """The leaf (DER) of whoever answers there over TLS 1.3; raises OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    with socket.create_connection((host, port), PROBE_TIMEOUT_S) as raw, context.wrap_socket(raw) as connection:
+    with (
+        socket.create_connection((host, port), PROBE_TIMEOUT_S) as raw,
+        unverified_tls().wrap_socket(raw) as connection,
+    ):
         certificate = connection.getpeercert(binary_form=True)
     if certificate is None:
         raise OSError(f"{host}:{port} showed no certificate")

@@ -1,19 +1,19 @@
 """Where things pass on their way to happen, and into the audit log first: the records, the operators' commands, the gate's refusals.
 
-Each class stands before the real one and hands on to it whatever it does not look at. What is written before it happens may stand
+Each class stands before the real one, and says of each of its methods whether it is entered or only handed on. What is written before it happens may stand
 twice, or for nothing, after a crash or a full disk; what happened is never missing.
 """
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
+from google.protobuf.message import Message
 
 from coordinator.edges.keys.key_store import register_entry
-from coordinator.edges.server.authorisation import ALLOWED, OF_ITS_OWN
 from coordinator.edges.server.gate import Refusal
+from coordinator.edges.server.operator_servicer import OperatorServicer
 from coordinator.edges.telemetry.caller import CALLER
 from coordinator.rounds.effects import (
     EvaluationClosed,
@@ -31,7 +31,7 @@ from coordinator.service.records import EnrolledSilo
 from lorica_security.audit.entry import LOCAL, Event, Particular
 from lorica_security.audit.repeats import Repeats
 from lorica_security.errors import LoricaError
-from lorica_security.identifiers import Role, SiloName
+from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.identity.succession import Succession
 from lorica_security.pki.parsing import parse_certificate
@@ -39,8 +39,10 @@ from lorica_security.privacy.ledger import Entry as LedgerEntry
 from silo_wire.messages import RoundKey
 from silo_wire.v1 import operator_pb2
 
-_SERVICE = operator_pb2.DESCRIPTOR.services_by_name["Operator"].full_name
 _log = structlog.get_logger(__name__)
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply")
+Granted = TypeVar("Granted", operator_pb2.GrantAccessReply, operator_pb2.RenewAccessReply)
 
 
 class AuditedStore:
@@ -49,6 +51,32 @@ class AuditedStore:
     def __init__(self, store: RoundStore, audit: AuditPort) -> None:
         self._store, self._audit = store, audit
         self._phase = ""
+        # Not entered here: what is only read, and what the log has from elsewhere or does not tell.
+        self.silos = store.silos
+        self.silo = store.silo
+        self.seen = store.seen
+        self.announced = store.announced
+        self.announce = store.announce
+        self.invite = store.invite
+        self.invitations = store.invitations
+        self.spent_at = store.spent_at
+        self.void_invitations = store.void_invitations
+        self.certificates = store.certificates
+        self.register = store.register
+        self.grant = store.grant
+        self.revoke = store.revoke
+        self.held_trust = store.held_trust
+        self.has_arrived = store.has_arrived
+        self.successions = store.successions
+        self.countersign_ledger = store.countersign_ledger
+        self.release_groups = store.release_groups
+        self.keep_release_groups = store.keep_release_groups
+        self.has_rounds = store.has_rounds
+        self.signed_model = store.signed_model
+        self.committed_update = store.committed_update
+        self.evaluation = store.evaluation
+        self.closed_attempts = store.closed_attempts
+        self.rounds = store.rounds
 
     def load(self, now: float = 0.0) -> State:
         state = self._store.load(now)
@@ -103,9 +131,6 @@ class AuditedStore:
         )
         self._store.succeed(silo, succession, at=at)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
 
 class AuditedOperator:
     """An Operator servicer: every command is in the log before it is done, with all that it says; what only looks is not.
@@ -113,36 +138,64 @@ class AuditedOperator:
     A command that failed is followed by its refusal, where it came over the wire. No request holds a secret: tokens are replies.
     """
 
-    def __init__(self, servicer: Any, audit: AuditPort) -> None:
-        self._servicer, self._audit = servicer, audit
+    def __init__(self, servicer: OperatorServicer, audit: AuditPort) -> None:
+        self._audit = audit
+        self.GetStatus = servicer.GetStatus
+        self.ListRounds = servicer.ListRounds
+        self.GetGroups = servicer.GetGroups
+        self.ListAuthorities = servicer.ListAuthorities
+        self.Invite = self._entered(servicer.Invite)
+        self.StartPlan = self._entered(servicer.StartPlan)
+        self.StopPlan = self._entered(servicer.StopPlan)
+        self.PausePlan = self._entered(servicer.PausePlan)
+        self.ResumePlan = self._entered(servicer.ResumePlan)
+        self.Revoke = self._entered(servicer.Revoke)
+        self.GrantAccess = self._granting(servicer.GrantAccess)
+        self.RenewAccess = self._granting(servicer.RenewAccess)
+        self.ListAccess = self._entered(servicer.ListAccess)
+        self.ExportModel = self._streaming(servicer.ExportModel)
+        self.CollectGarbage = self._entered(servicer.CollectGarbage)
+        self.ProposeGroups = self._entered(servicer.ProposeGroups)
+        self.TakeGroupsBack = self._entered(servicer.TakeGroupsBack)
+        self.ChangeAuthority = self._entered(servicer.ChangeAuthority)
 
-    def __getattr__(self, name: str) -> Any:
-        method: Any = getattr(self._servicer, name)
-        roles = ALLOWED.get(f"/{_SERVICE}/{name}")
-        if roles is None or only_looks(name):
-            return method
+    def _tell(self, command: str, request: Message) -> str:
+        caller = CALLER.get(None)
+        said = {f"asked_{field.name}": _particular(value) for field, value in request.ListFields()}
+        who = LOCAL if caller is None else caller.uri
+        self._audit.append(Event.OPERATOR_COMMAND, who=who, command=command, **said)
+        return who
 
-        def tell(request: Any) -> str:
-            caller = CALLER.get(None)
-            said = {f"asked_{field.name}": _particular(value) for field, value in request.ListFields()}
-            who = LOCAL if caller is None else caller.uri
-            self._audit.append(Event.OPERATOR_COMMAND, who=who, command=name, **said)
-            return who
+    def _entered(
+        self, command: Callable[[Request, Any], Coroutine[Any, Any, Reply]]
+    ) -> Callable[[Request, Any], Coroutine[Any, Any, Reply]]:
+        async def entered(request: Request, context: Any) -> Reply:
+            self._tell(command.__name__, request)
+            return await command(request, context)
 
-        async def audited(request: Any, context: Any) -> Any:
-            who = tell(request)
-            reply = await method(request, context)
-            if isinstance(reply, operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply):
-                self._tell_granted(who, reply)
+        return entered
+
+    def _granting(
+        self, command: Callable[[Request, Any], Coroutine[Any, Any, Granted]]
+    ) -> Callable[[Request, Any], Coroutine[Any, Any, Granted]]:
+        async def granting(request: Request, context: Any) -> Granted:
+            who = self._tell(command.__name__, request)
+            reply = await command(request, context)
+            self._tell_granted(who, reply)
             return reply
 
-        async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
-            tell(request)
-            async with aclosing(method(request, context)) as replies:
+        return granting
+
+    def _streaming(
+        self, command: Callable[[Request, Any], AsyncGenerator[Reply, None]]
+    ) -> Callable[[Request, Any], AsyncIterator[Reply]]:
+        async def streaming(request: Request, context: Any) -> AsyncIterator[Reply]:
+            self._tell(command.__name__, request)
+            async with aclosing(command(request, context)) as replies:
                 async for reply in replies:
                     yield reply
 
-        return streaming if inspect.isasyncgenfunction(method) else audited
+        return streaming
 
     def _tell_granted(self, who: str, reply: operator_pb2.GrantAccessReply | operator_pb2.RenewAccessReply) -> None:
         """Before the certificate is handed over; the register, which has it by now, can be held against this."""
@@ -156,12 +209,6 @@ class AuditedOperator:
             certificate_digest=entry.digest,
             expires=int(entry.expires_unix_s),
         )
-
-
-def only_looks(command: str) -> bool:
-    """Whether a viewer may call it, who changes nothing but the own access."""
-    method = f"/{_SERVICE}/{command}"
-    return Role.VIEWER in ALLOWED[method] and method not in OF_ITS_OWN
 
 
 class RefusalLog:

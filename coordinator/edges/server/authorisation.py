@@ -52,8 +52,6 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
 }
 
 
-OF_ITS_OWN: Final = frozenset({"/silo_wire.v1.Operator/RenewAccess"})
-"""Open to whoever only looks, and changes nothing but the caller's own access."""
 OF_THE_HOST: Final = frozenset({"/silo_wire.v1.Operator/ChangeAuthority"})
 """For the operator on the coordinator's own host alone: whoever steals a laptop's certificate must not come by the federation."""
 

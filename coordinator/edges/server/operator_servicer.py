@@ -1,7 +1,7 @@
 """The Operator service over gRPC, and the same replies for commands that run without a coordinator."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,7 +175,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
 
     async def ExportModel(
         self, request: operator_pb2.ExportModelRequest, context: Any
-    ) -> AsyncIterator[operator_pb2.ExportPiece]:
+    ) -> AsyncGenerator[operator_pb2.ExportPiece, None]:
         standing = await self._service.status()
         model = standing.model if request.latest else standing.best_model
         if standing.plan is None or model is None:

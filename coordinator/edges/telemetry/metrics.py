@@ -43,216 +43,142 @@ class CoordinatorMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.round = Gauge(
-            "lorica_round", "Round that is running or comes next; 0 is the initial evaluation.", registry=registry
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=_PHASE_SECONDS, registry=registry)
+        self.round = gauge("lorica_round", "Round that is running or comes next; 0 is the initial evaluation.")
+        self.attempt = gauge("lorica_round_attempt", "Attempt at the present round, from 1.")
+        self.phase = gauge("lorica_phase", "1 for the phase that the round is in, else 0.", ["phase"])
+        self.phase_seconds = histogram("lorica_phase_duration_seconds", "Time spent in a phase.", ["phase"])
+        self.rounds_total = counter("lorica_rounds", "Rounds that ended, by outcome.", ["outcome"])
+        self.abandoned = counter(
+            "lorica_abandoned_rounds", "Attempts at a round that made no model, by cause.", ["cause"]
         )
-        self.attempt = Gauge("lorica_round_attempt", "Attempt at the present round, from 1.", registry=registry)
-        self.phase = Gauge(
-            "lorica_phase", "1 for the phase that the round is in, else 0.", ["phase"], registry=registry
-        )
-        self.phase_seconds = Histogram(
-            "lorica_phase_duration_seconds",
-            "Time spent in a phase.",
-            ["phase"],
-            buckets=_PHASE_SECONDS,
-            registry=registry,
-        )
-        self.rounds_total = Counter("lorica_rounds", "Rounds that ended, by outcome.", ["outcome"], registry=registry)
-        self.abandoned = Counter(
-            "lorica_abandoned_rounds", "Attempts at a round that made no model, by cause.", ["cause"], registry=registry
-        )
-        self.phase_began = Gauge(
+        self.phase_began = gauge(
             "lorica_phase_began_timestamp_seconds",
             "When the phase that the round is in began, or the coordinator was restarted in it.",
-            registry=registry,
         )
-        self.phase_deadline = Gauge(
+        self.phase_deadline = gauge(
             "lorica_phase_deadline_timestamp_seconds",
             "When that phase ends at the latest, by the clock as it is set now; 0 without a deadline.",
-            registry=registry,
         )
-        self.failing = Gauge(
+        self.failing = gauge(
             "lorica_phase_failing",
             "1 while what the coordinator itself has to do in this phase fails and is tried again, else 0.",
-            registry=registry,
         )
-        self.running = Gauge(
-            "lorica_plan_running",
-            "1 while a plan is under way, else 0: none, not started, paused, stopped, finished.",
-            registry=registry,
+        self.running = gauge(
+            "lorica_plan_running", "1 while a plan is under way, else 0: none, not started, paused, stopped, finished."
         )
-        self.quorum = Gauge(
-            "lorica_quorum_silos", "Fewest silos of a round by the plan under way; 0 without one.", registry=registry
-        )
-        self.groups_unsigned = Gauge(
+        self.quorum = gauge("lorica_quorum_silos", "Fewest silos of a round by the plan under way; 0 without one.")
+        self.groups_unsigned = gauge(
             "lorica_release_groups_unsigned",
             "Signatures of silos that proposed release groups still want; 0 where nothing is proposed.",
-            registry=registry,
         )
-        self.groups_absent = Gauge(
+        self.groups_absent = gauge(
             "lorica_release_groups_absent_silos",
             "Silos that release groups lack, while a quorum is ready and no masked sum can come out of it; else 0.",
-            registry=registry,
         )
-        self.silos = Gauge(
-            "lorica_silos", "Silos by state; a ready one is also connected and enrolled.", ["state"], registry=registry
-        )
-        self.last_seen = Gauge(
+        self.silos = gauge("lorica_silos", "Silos by state; a ready one is also connected and enrolled.", ["state"])
+        self.last_seen = gauge(
             "lorica_enrolled_silo_last_seen_timestamp_seconds",
             "When the agent of a silo was last connected, now while it is; 0 if it never was.",
             ["silo"],
-            registry=registry,
         )
-        self.connected = Gauge(
-            "lorica_enrolled_silo_connected",
-            "1 while the agent of a silo is connected, else 0.",
-            ["silo"],
-            registry=registry,
+        self.connected = gauge(
+            "lorica_enrolled_silo_connected", "1 while the agent of a silo is connected, else 0.", ["silo"]
         )
-        self.weight = Gauge(
-            "lorica_silo_weight", "Weight of a silo's delta in the last closed round.", ["silo"], registry=registry
+        self.weight = gauge("lorica_silo_weight", "Weight of a silo's delta in the last closed round.", ["silo"])
+        self.share = gauge("lorica_silo_weight_share_ratio", "Share of the last weighted mean.", ["silo"])
+        self.loss_reduction = gauge(
+            "lorica_silo_loss_reduction", "Maximum minus minimum training loss of the last committed update.", ["silo"]
         )
-        self.share = Gauge(
-            "lorica_silo_weight_share_ratio", "Share of the last weighted mean.", ["silo"], registry=registry
+        self.examples = gauge("lorica_silo_examples", "Training examples behind the last committed update.", ["silo"])
+        self.loss = gauge(
+            "lorica_silo_training_loss", "First and last training loss of the last committed update.", ["silo", "point"]
         )
-        self.loss_reduction = Gauge(
-            "lorica_silo_loss_reduction",
-            "Maximum minus minimum training loss of the last committed update.",
-            ["silo"],
-            registry=registry,
+        self.delta_norm = gauge("lorica_silo_delta_norm", "L2 norm of the last committed delta.", ["silo"])
+        self.exact_match = gauge(
+            "lorica_silo_exact_match_ratio", "Exact match of the global model on a silo's dev set.", ["silo"]
         )
-        self.examples = Gauge(
-            "lorica_silo_examples", "Training examples behind the last committed update.", ["silo"], registry=registry
-        )
-        self.loss = Gauge(
-            "lorica_silo_training_loss",
-            "First and last training loss of the last committed update.",
-            ["silo", "point"],
-            registry=registry,
-        )
-        self.delta_norm = Gauge(
-            "lorica_silo_delta_norm", "L2 norm of the last committed delta.", ["silo"], registry=registry
-        )
-        self.exact_match = Gauge(
-            "lorica_silo_exact_match_ratio",
-            "Exact match of the global model on a silo's dev set.",
-            ["silo"],
-            registry=registry,
-        )
-        self.execution_accuracy = Gauge(
+        self.execution_accuracy = gauge(
             "lorica_silo_execution_accuracy_ratio",
             "Execution accuracy of the global model on a silo's dev set.",
             ["silo"],
-            registry=registry,
         )
-        self.mean_loss = Gauge(
+        self.mean_loss = gauge(
             "lorica_mean_training_loss",
             "Mean over the silos of the last closed round of their first and last training loss; only of plans that show single silos.",
             ["point"],
-            registry=registry,
         )
-        self.mean_loss_reduction = Gauge(
+        self.mean_loss_reduction = gauge(
             "lorica_mean_loss_reduction",
             "Mean over the silos of the last closed round of their loss reduction; NaN under secure aggregation and silo-level privacy.",
-            registry=registry,
         )
-        self.mean_weight = Gauge(
+        self.mean_weight = gauge(
             "lorica_mean_silo_weight",
             "Mean weight of the silos in the last closed round; NaN under silo-level privacy.",
-            registry=registry,
         )
-        self.macro_exact_match = Gauge(
+        self.macro_exact_match = gauge(
             "lorica_macro_exact_match_ratio",
             "Mean of the silos' exact match; NaN under secure aggregation, where scores come as a sum.",
-            registry=registry,
         )
-        self.micro_exact_match = Gauge(
-            "lorica_micro_exact_match_ratio", "Exact match over all dev examples.", registry=registry
-        )
-        self.summed_execution = Gauge(
+        self.micro_exact_match = gauge("lorica_micro_exact_match_ratio", "Exact match over all dev examples.")
+        self.summed_execution = gauge(
             "lorica_summed_execution_accuracy_ratio",
             "Execution accuracy over all dev examples, of the last sum of scores under masks; NaN without one.",
-            registry=registry,
         )
-        self.summed_loss = Gauge(
+        self.summed_loss = gauge(
             "lorica_summed_loss_per_token",
             "Mean loss per token over all dev examples, of the last sum of scores under masks; NaN without one.",
-            registry=registry,
         )
-        self.scored_questions = Gauge(
-            "lorica_summed_questions",
-            "Dev examples behind the last sum of scores under masks; NaN without one.",
-            registry=registry,
+        self.scored_questions = gauge(
+            "lorica_summed_questions", "Dev examples behind the last sum of scores under masks; NaN without one."
         )
-        self.received = Counter("lorica_received_bytes", "Bytes of update chunks received.", registry=registry)
-        self.sent = Counter("lorica_sent_bytes", "Bytes of plan and model chunks sent.", registry=registry)
-        self.transfers = Gauge(
-            "lorica_transfers",
-            "Models and updates that are on their way now, those that wait for their turn included.",
-            registry=registry,
+        self.received = counter("lorica_received_bytes", "Bytes of update chunks received.")
+        self.sent = counter("lorica_sent_bytes", "Bytes of plan and model chunks sent.")
+        self.transfers = gauge(
+            "lorica_transfers", "Models and updates that are on their way now, those that wait for their turn included."
         )
-        self.queue = Gauge(
+        self.queue = gauge(
             "lorica_queue_depth",
             "What waits to be looked at. events: what has happened in the round, such as an answer of a silo.",
             ["queue"],
-            registry=registry,
         )
-        self.errors = Counter(
-            "lorica_errors", "Calls refused or failed, by kind of error.", ["kind"], registry=registry
+        self.errors = counter("lorica_errors", "Calls refused or failed, by kind of error.", ["kind"])
+        self.weight_fallbacks = counter(
+            "lorica_weight_fallbacks", "Rounds whose weights summed to zero, so that size weights stood in."
         )
-        self.weight_fallbacks = Counter(
-            "lorica_weight_fallbacks",
-            "Rounds whose weights summed to zero, so that size weights stood in.",
-            registry=registry,
-        )
-        self.saturated = Counter(
+        self.saturated = counter(
             "lorica_saturated_coordinates",
             "Coordinates of masked updates that were beyond the range that their round could express; their tensors were scaled down.",
-            registry=registry,
         )
-        self.certificate_expiry = Gauge(
-            "lorica_certificate_expiry_timestamp_seconds",
-            "When the coordinator's own certificate expires.",
-            registry=registry,
+        self.certificate_expiry = gauge(
+            "lorica_certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
         )
-        self.silo_certificate_expiry = Gauge(
+        self.silo_certificate_expiry = gauge(
             "lorica_enrolled_silo_certificate_expiry_timestamp_seconds",
             "When the newest certificate of a silo expires, as the coordinator issued it.",
             ["silo"],
-            registry=registry,
         )
-        self.authority_expiry = Gauge(
-            "lorica_authority_expiry_timestamp_seconds",
-            "When the certificate of the authority that issues expires.",
-            registry=registry,
+        self.authority_expiry = gauge(
+            "lorica_authority_expiry_timestamp_seconds", "When the certificate of the authority that issues expires."
         )
-        self.cohort = Gauge("lorica_cohort_silos", "Silos in the last opened round.", registry=registry)
-        self.dropped = Counter(
+        self.cohort = gauge("lorica_cohort_silos", "Silos in the last opened round.")
+        self.dropped = counter(
             "lorica_dropped_silos",
             "Silos dropped from a round, by phase (within masking that of secure aggregation) and by what became of their part.",
             ["phase", "outcome"],
-            registry=registry,
         )
-        self.round_seconds = Histogram(
-            "lorica_round_duration_seconds",
-            "From opening a round to closing it.",
-            buckets=_PHASE_SECONDS,
-            registry=registry,
-        )
-        self.epsilon_spent = Gauge(
+        self.round_seconds = histogram("lorica_round_duration_seconds", "From opening a round to closing it.")
+        self.epsilon_spent = gauge(
             "lorica_plan_epsilon_spent",
             "Epsilon that the plan under way has cost, where the coordinator makes its noise; else 0, and silos count their own.",
-            registry=registry,
         )
-        self.epsilon_left = Gauge(
-            "lorica_plan_epsilon_left",
-            "What is left of that; 0 where the coordinator makes no noise.",
-            registry=registry,
+        self.epsilon_left = gauge(
+            "lorica_plan_epsilon_left", "What is left of that; 0 where the coordinator makes no noise."
         )
-        self.epsilon_allowed = Gauge(
+        self.epsilon_allowed = gauge(
             "lorica_plan_epsilon_allowed",
             "[privacy] target_epsilon of the plan under way, where the coordinator makes its noise; else 0.",
-            registry=registry,
         )
         self._seen: dict[SiloName, float] = {}
         self._at_hand: frozenset[SiloName] = frozenset()

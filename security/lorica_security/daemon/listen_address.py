@@ -2,7 +2,9 @@
 
 import re
 import socket
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(?P<port>[0-9]{1,5})")
 
@@ -24,6 +26,17 @@ def address(text: str) -> Address:
     if match is None or int(match["port"]) > 65_535:
         raise ValueError("use ADDRESS:PORT, such as 0.0.0.0:7443 or [::]:7443")
     return Address(match["host"].strip("[]"), int(match["port"]))
+
+
+def _checked(text: str) -> str:
+    address(text)
+    return text
+
+
+AddressText = Annotated[str, AfterValidator(_checked)]
+"""ADDRESS:PORT in a settings file."""
+AddressOrNone = Annotated[str, AfterValidator(lambda text: text and _checked(text))]
+"""The same, or an empty text where nothing is to listen."""
 
 
 def require_bindable(at: Address) -> None:

@@ -7,6 +7,7 @@ refused, how its parts of rounds ended, and what they have cost in privacy.
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,91 +36,65 @@ class SiloMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.connected = Gauge(
-            "lorica_silo_connected", "1 while orders of the coordinator can come, else 0.", registry=registry
-        )
-        self.last_order = Gauge(
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=_ACTIVITY_SECONDS, registry=registry)
+        self.connected = gauge("lorica_silo_connected", "1 while orders of the coordinator can come, else 0.")
+        self.last_order = gauge(
             "lorica_silo_last_order_timestamp_seconds",
             "When the coordinator's last order came, the same one again included; 0 if none did.",
-            registry=registry,
         )
-        self.unreachable = Counter(
-            "lorica_silo_unreachable",
-            "Calls that did not get to the coordinator, and are tried again.",
-            registry=registry,
+        self.unreachable = counter(
+            "lorica_silo_unreachable", "Calls that did not get to the coordinator, and are tried again."
         )
-        self.round = Gauge("lorica_silo_round", "Round that this silo worked in last.", registry=registry)
-        self.activity = Gauge(
-            "lorica_silo_activity", "1 for what the agent is at, else 0.", ["activity"], registry=registry
+        self.round = gauge("lorica_silo_round", "Round that this silo worked in last.")
+        self.activity = gauge("lorica_silo_activity", "1 for what the agent is at, else 0.", ["activity"])
+        self.activity_seconds = histogram(
+            "lorica_silo_activity_duration_seconds", "How long the agent was at it.", ["activity"]
         )
-        self.activity_seconds = Histogram(
-            "lorica_silo_activity_duration_seconds",
-            "How long the agent was at it.",
-            ["activity"],
-            buckets=_ACTIVITY_SECONDS,
-            registry=registry,
-        )
-        self.received = Counter(
-            "lorica_silo_received_bytes", "Bytes of plans and of chunks of models received.", registry=registry
-        )
-        self.sent = Counter("lorica_silo_sent_bytes", "Bytes of chunks of updates sent.", registry=registry)
-        self.queue = Gauge(
+        self.received = counter("lorica_silo_received_bytes", "Bytes of plans and of chunks of models received.")
+        self.sent = counter("lorica_silo_sent_bytes", "Bytes of chunks of updates sent.")
+        self.queue = gauge(
             "lorica_silo_queue_depth",
             "What waits. events: what has happened and was not looked at; errands: what the coordinator is to be told.",
             ["queue"],
-            registry=registry,
         )
-        self.refusals = Counter(
+        self.refusals = counter(
             "lorica_silo_refusals",
             "What the coordinator asked or sent and this silo refused, by rule: a key of [policy], a rule of secure "
             "aggregation, or the kind of error.",
             ["rule"],
-            registry=registry,
         )
-        self.groups_wait = Gauge(
+        self.groups_wait = gauge(
             "lorica_silo_release_groups_wait",
             "1 while release groups wait for this silo's people, who look with `silo-agent groups show`; else 0.",
-            registry=registry,
         )
-        self.checked_chunks = Counter(
+        self.checked_chunks = counter(
             "lorica_silo_checked_chunks",
             "Chunks of round models that this silo made again from the masked sum, and found right.",
-            registry=registry,
         )
-        self.rounds = Counter(
-            "lorica_silo_rounds",
-            "This silo's parts of rounds that ended, by work and outcome.",
-            ["work", "outcome"],
-            registry=registry,
+        self.rounds = counter(
+            "lorica_silo_rounds", "This silo's parts of rounds that ended, by work and outcome.", ["work", "outcome"]
         )
-        self.epsilon_spent = Gauge(
+        self.epsilon_spent = gauge(
             "lorica_silo_epsilon_spent",
             "Epsilon of all private releases of this silo so far, by the filter that holds over all plans, at [policy] max_dp_delta; "
             "from its first private plan on.",
-            registry=registry,
         )
-        self.epsilon_left = Gauge(
-            "lorica_silo_epsilon_left", "What is left of that; from its first private plan on.", registry=registry
+        self.epsilon_left = gauge("lorica_silo_epsilon_left", "What is left of that; from its first private plan on.")
+        self.epsilon_allowed = gauge(
+            "lorica_silo_epsilon_allowed", "[policy] max_epsilon of this silo; from its first private plan on."
         )
-        self.epsilon_allowed = Gauge(
-            "lorica_silo_epsilon_allowed",
-            "[policy] max_epsilon of this silo; from its first private plan on.",
-            registry=registry,
-        )
-        self.epsilon_alone_spent = Gauge(
+        self.epsilon_alone_spent = gauge(
             "lorica_silo_epsilon_alone_spent",
             "The same towards all others whose noise counts in it, if they worked against this silo; 0 without joint noise.",
-            registry=registry,
         )
-        self.epsilon_alone_allowed = Gauge(
+        self.epsilon_alone_allowed = gauge(
             "lorica_silo_epsilon_alone_allowed",
             "[policy] max_epsilon_alone of this silo; from its first private plan on.",
-            registry=registry,
         )
-        self.certificate_expiry = Gauge(
+        self.certificate_expiry = gauge(
             "lorica_silo_certificate_expiry_timestamp_seconds",
             "When this silo's certificate expires; its agent renews it when a third of its life is left.",
-            registry=registry,
         )
         self._activity: Activity | None = None
         self._activity_since = 0.0

@@ -5,6 +5,7 @@ import ssl
 from dataclasses import dataclass
 
 from lorica_security.daemon.listen_address import Address
+from lorica_security.daemon.unverified_tls import unverified_tls
 from lorica_security.errors import MalformedMessage, Unreachable
 from silo_agent.edges.keys.key_store import split_address
 from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for
@@ -32,11 +33,7 @@ def probe(address: str, server_name: str) -> Answer:
     """
     host, port = split_address(address)
     proxy = proxy_for(host)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
+    context = unverified_tls()
     via = f" through the proxy {proxy.shown}" if proxy else ""
     try:
         with connected(host, port, proxy) as raw, context.wrap_socket(raw, server_hostname=server_name) as connection:

@@ -1,7 +1,7 @@
 """Local model minus round model, on its way into the file that will leave: one pass over blocks that stay in cache.
 
 Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the next
-is looked at. Clipping needs the norm before the first byte, so it takes one pass more.
+is looked at.
 """
 
 import math
@@ -20,7 +20,6 @@ from silo_agent.rounds.update import (
     FloatBlock,
     TrainingDiverged,
     bfloat16_bits,
-    clip_factor,
     round_to_bfloat16,
     squared_norm,
 )
@@ -35,7 +34,7 @@ from silo_wire.manifest import Layout, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenUpdate:
-    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what was to leave, before clipping."""
+    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what it holds."""
 
     manifest: Manifest
     norm: float
@@ -55,9 +54,8 @@ def write_update(
     layout: Layout,
     *,
     parameters: BoundParameters,
-    round_model: Callable[[], VectorReader],
+    round_model: VectorReader,
     feedback: Feedback,
-    clipping_norm: float = 0.0,
     spread: Spread | None = None,
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
@@ -68,29 +66,19 @@ def write_update(
     the round model's file, StorageError for the update's. After an error there is no file.
     """
     narrow = layout.dtype == "bfloat16"
-
-    def deltas() -> Iterator[tuple[FloatBlock, float]]:
-        with (
-            round_model() as reader,
-            feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
-        ):
-            yield from _deltas(parameters, layout, reader, earlier, spread)
-
-    norm = 0.0
-    if clipping_norm:
-        norm = math.sqrt(math.fsum(square for _, square in deltas()))
-    factor = np.float32(clip_factor(norm, clipping_norm))
     squares: list[float] = []
     with (
         new_vector_file(path) as writer,
         feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
     ):
         encode = writer.write if left is None else _bfloat16_encoder(writer, left)
-        for values, square in deltas():
-            squares.append(square)
-            if factor != 1:
-                np.multiply(values, factor, out=values)
-            encode(values)
+        with (
+            round_model as reader,
+            feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
+        ):
+            for values, square in _deltas(parameters, layout, reader, earlier, spread):
+                squares.append(square)
+                encode(values)
         written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
         if left is not None:
             left.keep_for(written.manifest.digest)

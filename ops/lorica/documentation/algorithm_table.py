@@ -1,0 +1,24 @@
+"""The table of weightings and reducers, made of what each says of itself."""
+
+from typing import cast, get_args
+
+from lorica.documentation.markdown import markdown_table
+from silo_wire.algorithm import Algorithm, Number, Promise
+from silo_wire.weightings.named import WEIGHTINGS
+
+
+def algorithm_table() -> str:
+    # Here, not above: torch, which reducers bring, takes seconds to import.
+    from coordinator.edges.sums.reducers.chosen import REDUCERS
+
+    header = ("algorithm", "what it is", "needs of a silo", "under masks", "with privacy", "passes over the deltas")
+    weightings = [_row(f'weighting `"{it.name}"`', it) for it in WEIGHTINGS]
+    # The classes, not what they make: what an algorithm says of itself is the same for every plan.
+    reducers = [_row(f"reducer {it.name}", cast(Algorithm, it)) for it in REDUCERS]
+    return markdown_table(header, [*weightings, *reducers])
+
+
+def _row(name: str, it: Algorithm) -> tuple[str, ...]:
+    promises = [promise for promise in get_args(Promise) if promise in it.promises]
+    needs = [number for number in Number if number in it.needs]
+    return (name, it.meaning, ", ".join(needs), it.masks or "no", ", ".join(promises) or "none", str(it.passes))

@@ -1,0 +1,67 @@
+"""Tables of the metrics of both programs."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
+from lorica.documentation.markdown import DOCS, markdown_table
+from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
+from silo_agent.edges.console.metrics import SiloMetrics
+from silo_wire.wire_version import OURS
+
+# --- metrics
+
+
+def metrics_table() -> str:
+    registry = CollectorRegistry()
+    return _instruments(CoordinatorMetrics(registry), registry)
+
+
+def silo_metrics_table() -> str:
+    registry = CollectorRegistry()
+    return _instruments(SiloMetrics(registry), registry)
+
+
+def host_metrics_table() -> str:
+    versions = ", ".join(
+        f"`{label}`" for family in BuildCollector(str(OURS)).collect() for label in family.samples[0].labels
+    )
+    rows = [
+        (f"`{family.name}`", family.type, labels, family.documentation)
+        for collector, labels in (
+            (BuildCollector(str(OURS)), versions),
+            (FolderCollector(DOCS), ""),
+            (GpuCollector(), "`device`: 0, 1, ... as torch counts them"),
+        )
+        for family in collector.describe()
+    ]
+    return markdown_table(("metric", "type", "labels", "meaning"), rows)
+
+
+OPEN_LABELS: Final = {"silo": ("enrolled silos",), "point": POINTS}
+"""Of series that are there only while a plan lets them be."""
+
+
+def _instruments(metrics: object, registry: CollectorRegistry) -> str:
+    """One row a metric, as Prometheus names it, with the closed set of each label's values."""
+    values: dict[str, dict[str, list[str]]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                known = values.setdefault(family.name, {}).setdefault(label, [])
+                if label != "le" and value not in known:
+                    known.append(value)
+    rows = []
+    for instrument in vars(metrics).values():
+        if not isinstance(instrument, MetricWrapperBase):
+            continue
+        (family,) = instrument.describe()
+        labels = []
+        for label in instrument._labelnames:  # the library tells them nowhere else before there is a series
+            closed = values.get(family.name, {}).get(label)
+            labels.append(f"`{label}`: {', '.join(closed or OPEN_LABELS[label])}")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append((f"`{name}`", family.type, "; ".join(labels), family.documentation))
+    return markdown_table(("metric", "type", "labels", "meaning"), rows)

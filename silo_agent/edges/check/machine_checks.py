@@ -1,0 +1,90 @@
+"""A silo's machine: memory, disk, device, the port of metrics, the jail of SQL."""
+
+from collections.abc import Callable
+
+from lorica_security.console.preflight import Checks, meaning, mebibytes, misconfigured
+from lorica_security.daemon.listen_address import address, require_bindable
+from lorica_security.errors import ConfigurationError
+from lorica_security.host.process_lock import holder
+from silo_agent.edges.check.misconfigurations import Mistake
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.sql_sandbox import Walls
+from silo_wire.plans.plan import PlanBundle
+
+JAIL = "jail of SQL"
+BYTES_PER_PARAMETER = 4
+COPIES_IN_MEMORY = 6
+"""Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
+FREE_BYTES = 64 << 20
+"""On disk, beyond models and updates: the journal, plans, logs of a service manager."""
+
+
+def check_free_memory(bundle: PlanBundle, free: int) -> str:
+    needed = BYTES_PER_PARAMETER * (bundle.layout.parameters * COPIES_IN_MEMORY)
+    if bundle.base_layout is not None:
+        needed += bundle.base_layout.total_bytes  # frozen: one copy, no gradient
+    if free < needed:
+        raise misconfigured(
+            Mistake.MEMORY.value, f"about {mebibytes(needed)} of memory are needed, {mebibytes(free)} are free"
+        )
+    return f"{mebibytes(free)} free, about {mebibytes(needed)} needed"
+
+
+def check_disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free: int) -> str:
+    """Files are written over where they can be, so what is there already needs no more room."""
+    needed = FREE_BYTES
+    if bundle is not None:
+        models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
+        masks = bundle.plan.aggregation.secure_aggregation
+        updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
+        residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
+        base = bundle.base_layout.total_bytes if bundle.base_layout else 0
+        there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.rglob("*"))
+        needed += max(0, models + updates + residuals + base - there)
+    if free < needed:
+        raise misconfigured(
+            Mistake.DISK.value, f"{folder.root} has {mebibytes(free)} free, about {mebibytes(needed)} are needed"
+        )
+    return f"{mebibytes(free)} free in {folder.root}, about {mebibytes(needed)} needed"
+
+
+def check_device(wanted: str) -> str:
+    if not wanted.startswith("cuda"):
+        return f"{wanted}: there is always one"
+    # Here, not above: torch takes seconds to import.
+    from silo_agent.training.device import DeviceSettings, chosen_device
+
+    with meaning(Mistake.DEVICE.value, ConfigurationError):
+        return str(chosen_device(DeviceSettings(device=wanted)))
+
+
+def check_metrics_port(folder: SiloFolder, listen: str) -> str:
+    if not listen:
+        return "none: nothing listens here"
+    if (agent := holder(folder.lock)) is not None:
+        return f"the running agent (process {agent}) has {listen}"
+    try:
+        require_bindable(address(listen))
+    except OSError as error:
+        raise misconfigured(
+            Mistake.METRICS_PORT.value, f"[metrics] listen = {listen!r} cannot be had: {error.strerror}"
+        ) from error
+    return f"{listen} is free"
+
+
+def check_jail(checks: Checks, walls_of: Callable[[], Walls], *, required: bool) -> bool:
+    """Whether SQL may run: a missing wall keeps it away where the jail is `required`, and is a notice where it is not."""
+    tried: list[Walls] = []
+
+    def look() -> str:
+        tried.append(walls := walls_of())
+        if walls.missing and required:
+            raise misconfigured(Mistake.JAIL.value, f"this machine has {walls.missing}")
+        return f"{walls.standing}, each tried in a process of its own"
+
+    runs = checks.run(JAIL, look)
+    if runs and (missing := tried[0].missing):
+        checks.notice(
+            "jail incomplete", f"{missing}: what breaks out of SQLite or libpq there can do what this account can"
+        )
+    return runs
