@@ -1,0 +1,1 @@
+"""The messages and calls of the wire, generated from the .proto files here."""
