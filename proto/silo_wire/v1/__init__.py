@@ -1,1 +1,1 @@
-"""What is generated from the .proto files beside it, by `make proto`."""
+"""The messages and calls of the wire, generated from the .proto files beside it by `make proto`."""
