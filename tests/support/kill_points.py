@@ -123,7 +123,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "resumed": Point(
         meaning="a start after a kill has saved its first state",
-        where="coordinator.service.round_loop:RoundLoop.resume",
+        where="coordinator.service.loop.round_loop:RoundLoop.resume",
         side="after",
     ),
     "mid-aggregation": Point(

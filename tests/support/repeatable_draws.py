@@ -45,7 +45,7 @@ class Draws:
         self._write_down(process, round_now)
 
     def _of_the_coordinator(self, process: str) -> None:
-        from coordinator.service.round_loop import RoundLoop
+        from coordinator.service.loop.round_loop import RoundLoop
 
         opened = RoundLoop._masking_opened
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from coordinator.rounds.effects import Record, RoundAbandoned
 from coordinator.rounds.states import Collecting, Idle, State, deadline_of
-from coordinator.service.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
+from coordinator.service.loop.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
 from coordinator.service.threads import Threads
 from lorica_security.errors import StateError, StorageError
 from tests.support.rounds import T0, A, B, C, ready, started

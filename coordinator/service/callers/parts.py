@@ -7,6 +7,7 @@ from typing import Any
 from coordinator.rounds.events import GroupsChanged
 from coordinator.rounds.states import Course, course_of, groups_of
 from coordinator.service.attendance import Attendance, Seat
+from coordinator.service.loop.round_loop import RETRY_S, RoundLoop
 from coordinator.service.members.authority_succession import AuthoritySteps
 from coordinator.service.members.enrolment import Enrolment
 from coordinator.service.members.held_trust import HeldTrusts
@@ -16,7 +17,6 @@ from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import AuditPort, Clock, Keys, Observer, OpenPlan, PlanShelf, RoundStore, Spools, Steady
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
-from coordinator.service.round_loop import RETRY_S, RoundLoop
 from coordinator.service.threads import Threads
 from coordinator.service.transfers.chunk_cache import ChunkCache
 from coordinator.service.transfers.receipts import Receipts

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 import structlog
 
 from coordinator.rounds.events import SiloEnrolled, SiloRevoked
+from coordinator.service.loop.round_loop import RoundLoop
 from coordinator.service.members.register import Register
 from coordinator.service.ports import Clock, Keys, RoundStore
 from coordinator.service.records import EnrolledSilo, Invitation
-from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
 from lorica_security.errors import AuthenticationError, ConfigurationError
 from lorica_security.identifiers import SiloName, silo_name

@@ -22,9 +22,9 @@ from coordinator.rounds.phases.collecting import check_may_commit
 from coordinator.rounds.phases.masking import check_may_send_masked
 from coordinator.rounds.states import Masking, course_of
 from coordinator.rounds.updates import CommittedUpdate
+from coordinator.service.loop.round_loop import RoundLoop
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import RoundStore, Spool, Spools
-from coordinator.service.round_loop import RoundLoop
 from coordinator.service.threads import Threads
 from coordinator.service.transfers.receipts import Receipts, shown_log
 from lorica_security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, WrongTime

@@ -40,13 +40,13 @@ from coordinator.rounds.machine import step
 from coordinator.rounds.states import Aggregating, Idle, Masking, State, course_of, deadline_of
 from coordinator.rounds.updates import Outcome
 from coordinator.service.journal import Journal
-from coordinator.service.masking_opening import masking_opened
+from coordinator.service.loop.masking_opening import masking_opened
+from coordinator.service.loop.tidying import Tidying, plan_under_way
 from coordinator.service.plan_desk import PlanDesk
 from coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, Steady
 from coordinator.service.release_groups import ReleaseGroups
 from coordinator.service.round_checks import RoundChecks
 from coordinator.service.threads import Threads
-from coordinator.service.tidying import Tidying, plan_under_way
 from coordinator.service.unusable import BudgetSpent, UnusableUpdate
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError, Unreachable, kind_of
 from silo_wire.canonical import Digest

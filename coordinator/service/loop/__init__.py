@@ -1,0 +1,1 @@
+"""The one place that moves the round machine: event in, step, persist, effects, acknowledge."""
