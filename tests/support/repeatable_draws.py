@@ -45,16 +45,16 @@ class Draws:
         self._write_down(process, round_now)
 
     def _of_the_coordinator(self, process: str) -> None:
-        from coordinator.service.loop.round_loop import RoundLoop
+        from coordinator.service.loop import round_loop
 
-        opened = RoundLoop._masking_opened
+        opened = round_loop.masking_opened
 
-        async def opening(loop: RoundLoop, command: Any) -> Any:
-            event = await opened(loop, command)
+        async def opening(command: Any, **parts: Any) -> Any:
+            event = await opened(command, **parts)
             attempt = replace(event.opening.attempt, id=self.drawn(process, event.opening.attempt))
             return replace(event, opening=replace(event.opening, attempt=attempt))
 
-        RoundLoop._masking_opened = opening  # type: ignore[method-assign]
+        round_loop.masking_opened = opening
 
     def _of_a_silo(self, process: str) -> None:
         from lorica_security.secure_aggregation.silo.events import OpenAttempt
