@@ -39,7 +39,7 @@ async def test_two_rounds_come_out_noised_and_each_silo_has_paid_before_it_uploa
 
     async def looking(silo: PlayedSilo, key: RoundKey, message: object) -> None:
         if isinstance(message, MaskedInput):
-            paid.append((key, silo.service._privacy.entries()))
+            paid.append((key, silo.privacy.entries()))
         await honestly(silo, key, message)
 
     async with played(rogue_template, tmp_path, looking, plan=NOISED) as play:
@@ -61,7 +61,7 @@ async def test_two_rounds_come_out_noised_and_each_silo_has_paid_before_it_uploa
             assert left.std() == pytest.approx(deviation, rel=5 / math.sqrt(2 * elements))
             assert row.masked is not None
             assert (row.masked.weight_sum, row.masked.saturated) == (pytest.approx(4 * WEIGHT_CAP), 0)
-        ledgers = {name: silo.service._privacy.entries() for name, silo in play.silos.items()}
+        ledgers = {name: silo.privacy.entries() for name, silo in play.silos.items()}
     release = GaussianRelease(noise / 2)
     assert [(key.round, len(entries)) for key, entries in paid] == [(1, 1), (2, 2)]
     for entries in ledgers.values():
@@ -82,7 +82,7 @@ async def test_what_was_paid_for_is_sent_by_the_next_process_the_same_and_not_pa
         row = await play.closed(1)
         assert row.outcome == "applied"
         assert play.counted(row) == list(SILOS)
-        entries = play.rogue.service._privacy.entries()
+        entries = play.rogue.privacy.entries()
     assert len(hanging.digests) == 2
     assert len(set(hanging.digests)) == 1
     assert [entry.round for entry in entries].count(1) == 1
