@@ -22,7 +22,6 @@ from coordinator.commands.command_line import (
 from coordinator.commands.completion import plan_names
 from coordinator.commands.plan_commands import DEFAULT_SIZE, new_plan
 from coordinator.commands.silo_commands import warn_of
-from coordinator.composition import serve
 from coordinator.edges.check.told_address import own_hosts
 from coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from coordinator.edges.keys.key_store import KeyStore, key_files
@@ -118,6 +117,9 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the coordinator until it is stopped."""
+    # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
+    from coordinator.composition import serve
+
     keep_memory_private()
     keep_chunks_in_memory()
     where = log_to_stderr(log_level, libraries=True)

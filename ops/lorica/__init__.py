@@ -50,33 +50,33 @@ __all__ = [
 ]
 
 _WHERE: Final = {
-    "WEIGHTINGS": "silo_wire.weightings.named",
-    "FolderModel": "coordinator.plans.model_source",
-    "HubModel": "coordinator.plans.model_source",
-    "LoricaError": "lorica_security.errors",
-    "Plan": "silo_wire.plans.plan",
-    "PlanBundle": "silo_wire.plans.plan",
-    "Simulated": "lorica.simulation.run",
-    "SizedModel": "coordinator.plans.model_source",
-    "Study": "lorica.experiments.definition",
-    "Weighting": "silo_wire.weightings.weighting",
-    "accounting": "lorica_security.privacy",
-    "create_plan": "coordinator.plans.plan_folder",
+    "WEIGHTINGS": "silo_wire.weightings.named:WEIGHTINGS",
+    "FolderModel": "coordinator.plans.model_source:FolderModel",
+    "HubModel": "coordinator.plans.model_source:HubModel",
+    "LoricaError": "lorica_security.errors:LoricaError",
+    "Plan": "silo_wire.plans.plan:Plan",
+    "PlanBundle": "silo_wire.plans.plan:PlanBundle",
+    "Simulated": "lorica.simulation.run:Simulated",
+    "SizedModel": "coordinator.plans.model_source:SizedModel",
+    "Study": "lorica.experiments.definition:Study",
+    "Weighting": "silo_wire.weightings.weighting:Weighting",
+    "accounting": "lorica_security.privacy.accounting",
+    "create_plan": "coordinator.plans.plan_folder:create_plan",
     "experiment": "lorica.experiments.run:run_study",
-    "ledger": "lorica_security.privacy",
-    "secure_aggregation": "lorica",
-    "silos_in": "lorica.simulation.run",
-    "simulate": "lorica.simulation.run",
+    "ledger": "lorica_security.privacy.ledger",
+    "secure_aggregation": "lorica.secure_aggregation",
+    "silos_in": "lorica.simulation.run:silos_in",
+    "simulate": "lorica.simulation.run:simulate",
 }
+"""A module, or `module:name`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'lorica' has no attribute {name!r}")
-    module, _, other = _WHERE[name].partition(":")
-    if name in ("accounting", "ledger", "secure_aggregation"):
-        return import_module(f"{module}.{name}")
-    return getattr(import_module(module), other or name)
+    module, _, inside = _WHERE[name].partition(":")
+    found = import_module(module)
+    return getattr(found, inside) if inside else found
 
 
 def __dir__() -> list[str]:

@@ -361,7 +361,7 @@ PARSERS: dict[str, tuple[tuple[Message, ...], Callable[[Any], Any], Callable[[An
         use_evidence,
     ),
     "verdicts": (
-        (pb.Verdicts(verdicts=[secure_journals_codec.verdict_to_wire(VERDICT)] * 2),),
+        (pb.Verdicts(verdicts=[secure_codec.verdict_to_wire(VERDICT)] * 2),),
         lambda message: evidence_codec.verdicts_from_bytes(message.SerializeToString()),
         evidence_codec.verdicts_to_bytes,
     ),

@@ -1,7 +1,6 @@
 """The tables of commands say what the commands say, and load nothing that is not asked for."""
 
 import inspect
-import os
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +10,7 @@ import typer
 import typer.main
 
 from coordinator.cli import app as coordinator_app
+from lorica.demo.processes import environment
 from lorica_security.console.command_table import Row, commands_of
 from silo_agent.cli import app as silo_app
 
@@ -30,9 +30,8 @@ print("LOADED", *sys.modules)
 
 def loaded_by(module: str, *words: str) -> set[str]:
     """Modules that a process has after such a command, whatever came of that."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     code = LOADED.format(module=module, words=list(words))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     return set(done.stdout.rpartition("LOADED ")[2].split())
 
 

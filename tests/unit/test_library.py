@@ -2,7 +2,6 @@
 
 import ast
 import doctest
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 import lorica
 from lorica import secure_aggregation as secagg
+from lorica.demo.processes import environment
 from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 
@@ -51,9 +51,8 @@ def test_every_name_is_there_and_typed() -> None:
     ids=["lorica", "secure_aggregation", "values"],
 )
 def test_what_is_not_needed_is_not_imported(code: str, left_out: set[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
-    loaded = set(subprocess.check_output(command, env=environment, text=True).split())
+    loaded = set(subprocess.check_output(command, env=environment(), text=True).split())
     assert not loaded & left_out
 
 

@@ -20,7 +20,7 @@ from silo_wire.codecs import (
     ledger_receipt,
     masked_orders_codec,
     orders_codec,
-    secure_journals_codec,
+    secure_codec,
     update_receipt,
     updates_codec,
 )
@@ -291,10 +291,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             silo,
             digest_from_wire(request.key.plan_digest, "plan_digest"),
             digest_from_wire(request.model_digest, "model_digest"),
-            secure_journals_codec.verdict_from_wire(request.verdict),
+            secure_codec.verdict_from_wire(request.verdict),
             request.known,
         )
-        return federation_pb2.VerdictsReply(verdicts=map(secure_journals_codec.verdict_to_wire, verdicts), known=known)
+        return federation_pb2.VerdictsReply(verdicts=map(secure_codec.verdict_to_wire, verdicts), known=known)
 
     async def FetchVerdicts(
         self, request: federation_pb2.EvidenceRequest, context: Any
@@ -304,7 +304,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             digest_from_wire(request.key.plan_digest, "plan_digest"),
             digest_from_wire(request.model_digest, "model_digest"),
         )
-        return federation_pb2.VerdictsReply(verdicts=map(secure_journals_codec.verdict_to_wire, verdicts))
+        return federation_pb2.VerdictsReply(verdicts=map(secure_codec.verdict_to_wire, verdicts))
 
     async def RenewCertificate(
         self, request: federation_pb2.RenewalRequest, context: Any

@@ -30,13 +30,10 @@ from silo_wire.codecs.secure_codec import (
     attempt_to_wire,
     survivor_set_from_wire,
     survivor_set_to_wire,
-)
-from silo_wire.codecs.secure_journals_codec import (
-    coordinator_event_from_bytes,
-    coordinator_event_to_bytes,
     verdict_from_wire,
     verdict_to_wire,
 )
+from silo_wire.codecs.secure_journals_codec import coordinator_event_from_bytes, coordinator_event_to_bytes
 from silo_wire.manifest import MAX_CHUNK_BYTES, Manifest
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 

@@ -36,6 +36,7 @@ from lorica_security.secure_aggregation.messages import (
     UnmaskRequest,
     check_names,
 )
+from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from lorica_security.secure_aggregation.parameters import Parameters
 from lorica_security.secure_aggregation.roster import Roster
 from lorica_security.secure_aggregation.silo.memory import Seen
@@ -411,3 +412,17 @@ def _share_from_wire(message: pb.RevealedShare) -> RevealedShare:
             return MaskKeyShare(dealer=dealer, share=message.mask_key, salt=message.salt)
         case _:
             raise MalformedMessage(f"reveal shows no share of silo {dealer!r}: one of two is asked for")
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def verdict_to_wire(verdict: Verdict) -> pb.Verdict:
+    return pb.Verdict(silo=verdict.silo, evidence=verdict.evidence, chunks=verdict.chunks, signature=verdict.signature)
+
+
+def verdict_from_wire(message: pb.Verdict) -> Verdict:
+    """Raises MalformedMessage; checks no signature."""
+    return Verdict(
+        silo=SiloName(message.silo), evidence=message.evidence, chunks=message.chunks, signature=message.signature
+    )

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from lorica_security.errors import MalformedMessage
-from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.identifiers import FederationName
 from lorica_security.secure_aggregation.attempt import MAX_NUMBER
 from lorica_security.secure_aggregation.coordinator import events as coordinator_events
 from lorica_security.secure_aggregation.coordinator import states as coordinator_states
@@ -27,7 +27,6 @@ from lorica_security.secure_aggregation.messages import (
     UnmaskRequest,
     check_names,
 )
-from lorica_security.secure_aggregation.model_evidence.verdicts import Verdict
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
 from lorica_security.secure_aggregation.roster import Roster
 from lorica_security.secure_aggregation.silo import events as silo_events
@@ -230,17 +229,6 @@ def memory_from_bytes(data: bytes) -> SiloMemory:
         seen_from_wire(message.seen),
         seen_from_wire(message.acknowledged),
         seen_from_wire(message.dealt),
-    )
-
-
-def verdict_to_wire(verdict: Verdict) -> pb.Verdict:
-    return pb.Verdict(silo=verdict.silo, evidence=verdict.evidence, chunks=verdict.chunks, signature=verdict.signature)
-
-
-def verdict_from_wire(message: pb.Verdict) -> Verdict:
-    """Raises MalformedMessage; checks no signature."""
-    return Verdict(
-        silo=SiloName(message.silo), evidence=message.evidence, chunks=message.chunks, signature=message.signature
     )
 
 

@@ -1,6 +1,6 @@
 """Commands as a table: each is imported when it is given, so that help and small commands start at once."""
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -27,7 +27,7 @@ def commands_of(*rows: Row) -> type[TyperGroup]:
     class Table(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self.commands = _Loaded(rows)
+            self.commands = _Loaded(rows)  # type: ignore[assignment]  # nobody adds to it
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [row.name for row in rows]
@@ -40,7 +40,7 @@ def commands_of(*rows: Row) -> type[TyperGroup]:
     return Table
 
 
-class _Loaded(MutableMapping[str, Any]):
+class _Loaded(Mapping[str, Any]):
     """Each command under its name, loaded when it is asked for."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -51,12 +51,6 @@ class _Loaded(MutableMapping[str, Any]):
         if name not in self._loaded:
             self._loaded[name] = _load(self._rows[name])
         return self._loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

@@ -15,8 +15,7 @@ from silo_wire.canonical import Digest, digest_to_wire
 from silo_wire.checkable_round import CheckableRound
 from silo_wire.codecs.chunk_piece import ChunkPiece
 from silo_wire.codecs.evidence_codec import MAX_CHECKABLE_BYTES, checkable_from_bytes
-from silo_wire.codecs.secure_codec import MAX_COHORT
-from silo_wire.codecs.secure_journals_codec import verdict_from_wire, verdict_to_wire
+from silo_wire.codecs.secure_codec import MAX_COHORT, verdict_from_wire, verdict_to_wire
 from silo_wire.manifest import CHUNK_BYTES
 from silo_wire.messages import HeldPieces
 from silo_wire.v1 import common_pb2, federation_pb2
