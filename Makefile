@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-CODE := .:proto:security:ops
+CODE := .:proto:security:coordinator:ops
 INSTALLED := $(VENV)/.installed
 OUT ?= demo-out
 

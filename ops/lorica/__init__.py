@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from coordinator.plans.model_source import FolderModel, HubModel, SizedModel
-    from coordinator.plans.plan_folder import create_plan
     from lorica import secure_aggregation
     from lorica.experiments.definition import Study
     from lorica.experiments.run import run_study as experiment
     from lorica.simulation.run import Simulated, silos_in, simulate
+    from lorica_coordinator.plans.model_source import FolderModel, HubModel, SizedModel
+    from lorica_coordinator.plans.plan_folder import create_plan
     from lorica_security.errors import LoricaError
     from lorica_security.privacy import accounting, ledger
     from silo_wire.plans.plan import Plan, PlanBundle
@@ -51,17 +51,17 @@ __all__ = [
 
 _WHERE: Final = {
     "WEIGHTINGS": "silo_wire.weightings.named:WEIGHTINGS",
-    "FolderModel": "coordinator.plans.model_source:FolderModel",
-    "HubModel": "coordinator.plans.model_source:HubModel",
+    "FolderModel": "lorica_coordinator.plans.model_source:FolderModel",
+    "HubModel": "lorica_coordinator.plans.model_source:HubModel",
     "LoricaError": "lorica_security.errors:LoricaError",
     "Plan": "silo_wire.plans.plan:Plan",
     "PlanBundle": "silo_wire.plans.plan:PlanBundle",
     "Simulated": "lorica.simulation.run:Simulated",
-    "SizedModel": "coordinator.plans.model_source:SizedModel",
+    "SizedModel": "lorica_coordinator.plans.model_source:SizedModel",
     "Study": "lorica.experiments.definition:Study",
     "Weighting": "silo_wire.weightings.weighting:Weighting",
     "accounting": "lorica_security.privacy.accounting",
-    "create_plan": "coordinator.plans.plan_folder:create_plan",
+    "create_plan": "lorica_coordinator.plans.plan_folder:create_plan",
     "experiment": "lorica.experiments.run:run_study",
     "ledger": "lorica_security.privacy.ledger",
     "secure_aggregation": "lorica.secure_aggregation",

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
-from coordinator.vectors import model_file
-from coordinator.vectors.model_file import MODEL_FILE
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.vectors import model_file
+from lorica_coordinator.vectors.model_file import MODEL_FILE
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.local_trainer import Progress

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_security.daemon.host_metrics import BUILD, FOLDER, GPU
 from silo_agent.edges.console.metrics import SiloMetrics
 

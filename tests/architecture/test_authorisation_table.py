@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from coordinator.edges.keys.key_store import OPERATOR_NAME
-from coordinator.edges.server.authorisation import ALLOWED, OF_THE_HOST, authorise
+from lorica_coordinator.edges.keys.key_store import OPERATOR_NAME
+from lorica_coordinator.edges.server.authorisation import ALLOWED, OF_THE_HOST, authorise
 from lorica_security.errors import AuthorisationError
 from lorica_security.identifiers import FederationName, Identity, Role
 from silo_wire.v1 import enrolment_pb2, federation_pb2, operator_pb2

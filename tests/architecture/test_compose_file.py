@@ -11,10 +11,10 @@ import pytest
 import typer.main
 import yaml
 
-from coordinator.cli import main as coordinator
-from coordinator.settings import METRICS_PORT
-from coordinator.settings import Settings as CoordinatorSettings
 from lorica.cli import app as lorica_app
+from lorica_coordinator.cli import main as coordinator
+from lorica_coordinator.settings import METRICS_PORT
+from lorica_coordinator.settings import Settings as CoordinatorSettings
 from lorica_security.daemon.listen_address import address as parsed_address
 from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = {"coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire"}
+OURS = {"lorica_coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire"}
 BOTH = ("security/lorica_security", "proto/silo_wire")
 SIDES = {"coordinator": ("coordinator",), "silo": ("silo_agent",), "lab": ("coordinator", "silo_agent", "ops/lorica")}
 ELSEWHERE = {"flwr", "nvflare"}

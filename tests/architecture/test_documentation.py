@@ -11,12 +11,12 @@ import psycopg
 import pytest
 import typer.main
 
-from coordinator.cli import app as coordinator_app
-from coordinator.plans.presets import preset
-from coordinator.settings import Settings as CoordinatorSettings
 from lorica.cli import app as lorica_app
 from lorica.documentation import docs_pages, markdown, rooms, settings_fields, settings_tables
 from lorica.experiments.definition import Study
+from lorica_coordinator.cli import app as coordinator_app
+from lorica_coordinator.plans.presets import preset
+from lorica_coordinator.settings import Settings as CoordinatorSettings
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import DataError
 from silo_agent.cli import app as silo_app

@@ -14,8 +14,8 @@ import pytest
 import typer.main
 import yaml
 
-from coordinator.cli import app as coordinator_app
-from coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
+from lorica_coordinator.cli import app as coordinator_app
+from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
 from silo_agent.cli import app as silo_app
 from silo_agent.edges.accounts.shared_budget import MACHINE_WIDE
 from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for

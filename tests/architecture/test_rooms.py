@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("coordinator", "silo_agent", "proto/silo_wire", "security/lorica_security", "ops/lorica")
+PACKAGES: Final = (
+    "coordinator/lorica_coordinator",
+    "silo_agent",
+    "proto/silo_wire",
+    "security/lorica_security",
+    "ops/lorica",
+)
 MOST_LINES: Final = 500
 MOST_MODULES: Final = 12
 MODULES: Final = sorted(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from coordinator.cli import app as coordinator_app
-from coordinator.commands.command_line import Dir as CoordinatorDir
+from lorica_coordinator.cli import app as coordinator_app
+from lorica_coordinator.commands.command_line import Dir as CoordinatorDir
 from lorica_security.daemon.heartbeat import BEAT_S
 from lorica_security.errors import EXIT_CODES, AuthorisationError, StorageError, Unreachable
 from silo_agent.cli import app as silo_app

@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-CODE = (".", "proto", "security", "ops")
+CODE = (".", "proto", "security", "coordinator", "ops")
 """Folders that modules are imported from."""
 PAGE = ROOT / "ops/docs/breaks.md"
 TABLE_BEGINS, TABLE_ENDS = "<!-- breaks -->\n", "<!-- end of breaks -->"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from lorica.soak.comparison import Result, differences
+from lorica_coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from coordinator.rounds.states import Aggregating, Collecting, Evaluating, Finished, Gathering, State
 from lorica.soak.comparison import differences
+from lorica_coordinator.rounds.states import Aggregating, Collecting, Evaluating, Finished, Gathering, State
 from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_plan import COORDINATOR_KILLS
 from tests.support.kill_run import Death, Kill, KillRun, check_the_round, check_work_was_done_once

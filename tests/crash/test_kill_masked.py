@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from coordinator.rounds.states import Aggregating, Collecting, Gathering, Masking, State
 from lorica.soak.comparison import differences
 from lorica.soak.federation import COORDINATOR
+from lorica_coordinator.rounds.states import Aggregating, Collecting, Gathering, Masking, State
 from lorica_security.secure_aggregation.keys.secret_sharing import SHARE_BYTES
 from tests.support.audit_logs import check_audit_logs
 from tests.support.kill_run import AgentRecords, Death, Kill, check_the_round, check_work_was_done_once

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
 from silo_agent.training.data.schema import Schema, serialise
 from silo_agent.training.data.serialisation import model_input
 from tests.support.federation import Federation

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.upkeep.backup_file import PASSPHRASE
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
+from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 

@@ -22,19 +22,19 @@ from urllib.request import urlopen
 
 import pytest
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
 from lorica.demo.observer import FederationView
 from lorica.demo.ports import free_ports
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.silos import keep_first, write_silo
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
 from tests.support import read_only_root, systemd_unit
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
 UNITS = {"silo-agent": "lorica-silo-agent"}
-PACKAGES = ("coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire")
+PACKAGES = ("lorica", "lorica_coordinator", "lorica_security", "silo_agent", "silo_wire")
 """All that may be imported once the wheel is installed. `ops` and `security`, of which others have distributions, are not among them."""
 SOURCES = ("coordinator/", "ops/lorica/", "security/lorica_security/", "silo_agent/", "proto/silo_wire/")
 PASSPHRASE = "long enough and of nobody's"
@@ -164,7 +164,7 @@ def test_the_same_commit_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> No
 
 def test_the_wheel_has_what_git_tracks_of_the_packages_and_nothing_else(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    tracked = {re.sub("^(proto|security|ops)/", "", path) for path in listed if path.startswith(SOURCES)}
+    tracked = {re.sub("^(proto|security|coordinator|ops)/", "", path) for path in listed if path.startswith(SOURCES)}
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if not re.match(r"[^/]*\.(dist-info|data)/", name)}
     assert shipped == tracked
     assert {name.partition("/")[0] for name in shipped} == set(PACKAGES)
@@ -184,7 +184,7 @@ def test_units_rules_and_dashboards_come_with_it(wheel: Path) -> None:
                 assert archive.read(f"{data}/data/share/lorica/{kind}/{name}") == content
 
 
-OF_A_SIDE = {"coordinator": ("coordinator", "coordinator"), "silo-agent": ("silo_agent", "silo")}
+OF_A_SIDE = {"coordinator": ("lorica_coordinator", "coordinator"), "silo-agent": ("silo_agent", "silo")}
 """By command: its package, and its extra."""
 
 
@@ -226,8 +226,8 @@ def test_no_private_key_is_in_the_wheel(wheel: Path) -> None:
 
 
 LOOK = """
-import json, importlib.metadata as metadata, pathlib, coordinator, lorica, lorica_security, silo_agent, silo_wire
-names = ("coordinator", "lorica", "lorica_security", "silo_agent", "silo_wire")
+import json, importlib.metadata as metadata, pathlib, lorica, lorica_coordinator, lorica_security, silo_agent, silo_wire
+names = ("lorica", "lorica_coordinator", "lorica_security", "silo_agent", "silo_wire")
 owners = metadata.packages_distributions()
 print(json.dumps({
     "owners": {name: owners[name] for name in names},
@@ -244,8 +244,8 @@ def test_every_import_name_is_of_one_distribution_and_of_this_wheel(installed: I
     assert not any(Path(file).is_symlink() for file in found["files"].values())
 
 
-NEIGHBOURS = ("ops", "security")
-"""Distributions of others whose names some of our folders have: Canonical's, and pixee's."""
+NEIGHBOURS = ("ops", "security", "coordinator==1.0.0b1")
+"""Distributions of others whose names our folders have: Canonical's, pixee's, and a task runner."""
 
 
 def test_neighbours_with_the_names_of_our_folders_change_nothing(wheel: Path, tmp_path: Path) -> None:
@@ -263,7 +263,9 @@ def test_neighbours_with_the_names_of_our_folders_change_nothing(wheel: Path, tm
     if added.returncode:
         pytest.skip(f"no package index gives {' and '.join(NEIGHBOURS)}: {added.stderr.strip()[-200:]}")
     assert ours() == before
-    subprocess.run([*pip, "uninstall", "--quiet", "--yes", *NEIGHBOURS], check=True)
+    subprocess.run(
+        [*pip, "uninstall", "--quiet", "--yes", *(name.partition("==")[0] for name in NEIGHBOURS)], check=True
+    )
     assert ours() == before
 
 

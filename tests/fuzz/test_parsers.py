@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.settings import Settings, settings_text
-from coordinator.vectors import model_file
-from coordinator.vectors.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
+from lorica_coordinator.settings import Settings, settings_text
+from lorica_coordinator.vectors import model_file
+from lorica_coordinator.vectors.stored_vector import manifest_fields, manifest_from_fields, read_record, write_record
 from lorica_security.audit.chain import NO_ENTRY, Head
 from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.audit.signed_head import SignedHead, heads_from_lines

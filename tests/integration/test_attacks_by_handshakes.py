@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import grpc
 import pytest
 
-from coordinator.edges.keys.key_store import TlsPair
-from coordinator.edges.server import presented as module
-from coordinator.edges.server.presented import BEFORE_A_CHANGE_S, Presented
+from lorica_coordinator.edges.keys.key_store import TlsPair
+from lorica_coordinator.edges.server import presented as module
+from lorica_coordinator.edges.server.presented import BEFORE_A_CHANGE_S, Presented
 from lorica_security.identifiers import Identity, Role
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.trust_bundle import TrustBundle

@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 from grpc._cython.cygrpc import SSLSessionCacheLRU  # resumes sessions, by an option of a channel; no other name exists
 
-from coordinator.edges.server.presented import Presented
-from coordinator.edges.status_page.entrance import tls_context
+from lorica_coordinator.edges.server.presented import Presented
+from lorica_coordinator.edges.status_page.entrance import tls_context
 from lorica_security.identifiers import Identity, Role, coordinator_dns_name
 from lorica_security.pki.authority import Authority
 from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc

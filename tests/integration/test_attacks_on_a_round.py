@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.rounds.states import Collecting, Evaluating
+from lorica_coordinator.rounds.states import Collecting, Evaluating
 from lorica_security.errors import (
     Conflict,
     IntegrityError,

@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from coordinator.cli import app
-from coordinator.edges.keys.key_store import register_entry
-from coordinator.edges.models import export
-from coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import Aggregating, Collecting
+from lorica_coordinator.cli import app
+from lorica_coordinator.edges.keys.key_store import register_entry
+from lorica_coordinator.edges.models import export
+from lorica_coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import Aggregating, Collecting
 from lorica_security.audit.entry import Event
 from lorica_security.errors import (
     AuthenticationError,

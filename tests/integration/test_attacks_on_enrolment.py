@@ -19,8 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from structlog.testing import capture_logs
 
-from coordinator.edges.server import enrolment_servicer
-from coordinator.edges.server.enrolment_servicer import MOST_FAILURES, WINDOW_S
+from lorica_coordinator.edges.server import enrolment_servicer
+from lorica_coordinator.edges.server.enrolment_servicer import MOST_FAILURES, WINDOW_S
 from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,

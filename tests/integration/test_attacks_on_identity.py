@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from structlog.testing import capture_logs
 
-from coordinator.edges.keys.key_store import register_entry
+from lorica_coordinator.edges.keys.key_store import register_entry
 from lorica_security.errors import AuthenticationError, AuthorisationError, LoricaError, Unreachable
 from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from lorica_security.pki.authority import Authority

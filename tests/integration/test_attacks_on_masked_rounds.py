@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.rounds.states import Collecting, Masking
-from coordinator.service.records import RoundRow
+from lorica_coordinator.rounds.states import Collecting, Masking
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.audit.chain import Head
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.errors import (

@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.keys.authorities import Authorities
-from coordinator.edges.keys.key_store import register_entry
-from coordinator.rounds.states import Collecting
-from coordinator.service.members.renewal import RENEWALS_AN_HOUR
+from lorica_coordinator.edges.keys.authorities import Authorities
+from lorica_coordinator.edges.keys.key_store import register_entry
+from lorica_coordinator.rounds.states import Collecting
+from lorica_coordinator.service.members.renewal import RENEWALS_AN_HOUR
 from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,

@@ -12,11 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from coordinator.edges.models.model_store import Slab
-from coordinator.edges.sums.next_model import NextModel
-from coordinator.edges.sums.round_evidence import RoundEvidence
-from coordinator.rounds.states import Collecting, Gathering
-from coordinator.service.round_checks import RoundChecks
+from lorica_coordinator.edges.models.model_store import Slab
+from lorica_coordinator.edges.sums.next_model import NextModel
+from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
+from lorica_coordinator.rounds.states import Collecting, Gathering
+from lorica_coordinator.service.round_checks import RoundChecks
 from lorica_security.errors import (
     EXIT_CODES,
     ConfigurationError,

@@ -28,12 +28,12 @@ import grpc.aio
 import psutil
 import pytest
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
-from coordinator.edges.server.places import Places
-from coordinator.opened import Coordinator
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
+from lorica_coordinator.edges.server.places import Places
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.daemon.listen_address import address
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.enrolment_token import EnrolmentToken, decode
@@ -234,7 +234,7 @@ def serving(template: FederationTemplate, root: Path, **schedule: object) -> Ite
     attacker = silos[HOSPITAL]
     process = Process(
         root / "coordinator.log",
-        *("coordinator.cli", "serve", "--dir", str(folder.root), "--plan", PLAN),
+        *("lorica_coordinator.cli", "serve", "--dir", str(folder.root), "--plan", PLAN),
         before=few_open_files,
     )
     try:
@@ -427,7 +427,7 @@ async def test_silo_that_stalls_in_mid_upload_holds_nobody_up_and_is_dropped_at_
     federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "coordinator.edges.server.federation_servicer.Places", partial(Places, 1)
+        "lorica_coordinator.edges.server.federation_servicer.Places", partial(Places, 1)
     )  # it has the only one
     folder = federation_template.copy(tmp_path / "coordinator")
     values = {**PLAN_VALUES, "evaluation.every": 0, "evaluation.last": False, "schedule.training_deadline_s": 12.0}

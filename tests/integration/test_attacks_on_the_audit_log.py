@@ -14,11 +14,11 @@ import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.server.audited import RefusalLog
-from coordinator.edges.server.gate import Refusal
-from coordinator.opened import Coordinator
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.server.audited import RefusalLog
+from lorica_coordinator.edges.server.gate import Refusal
+from lorica_coordinator.opened import Coordinator
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Entry, Event
 from lorica_security.audit.repeats import Repeats

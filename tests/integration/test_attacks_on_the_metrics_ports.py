@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.composition import serve
-from coordinator.edges.telemetry.logs import Whereabouts
-from coordinator.opened import Coordinator
 from lorica.demo.ports import free_ports
+from lorica_coordinator.composition import serve
+from lorica_coordinator.edges.telemetry.logs import Whereabouts
+from lorica_coordinator.opened import Coordinator
 from lorica_security.daemon import http_server
 from lorica_security.daemon.listen_address import address
 from silo_agent.edges.console.metrics import metrics_served

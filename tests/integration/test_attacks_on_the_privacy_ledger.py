@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from coordinator.opened import Coordinator
+from lorica_coordinator.opened import Coordinator
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthorisationError, MalformedMessage
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
@@ -109,8 +109,8 @@ class Play:
 @asynccontextmanager
 async def played(template: FederationTemplate, root: Path, silo: Silo | None = None) -> AsyncIterator[Play]:
     folder = template.copy(root)
-    from coordinator.plans.model_source import SizedModel
-    from coordinator.plans.plan_folder import create_plan
+    from lorica_coordinator.plans.model_source import SizedModel
+    from lorica_coordinator.plans.plan_folder import create_plan
 
     await asyncio.to_thread(
         create_plan,

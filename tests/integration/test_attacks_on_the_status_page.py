@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.keys.key_store import register_entry
+from lorica_coordinator.edges.keys.key_store import register_entry
 from lorica_security.daemon import http_server
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import Identity, Role, coordinator_dns_name

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys import authorities as authorities_module
-from coordinator.edges.keys.authorities import Authorities
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import Evaluating
-from coordinator.service.issued import AuthorityStanding
-from coordinator.service.members.authority_succession import AuthorityRow, due_step
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys import authorities as authorities_module
+from lorica_coordinator.edges.keys.authorities import Authorities
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import Evaluating
+from lorica_coordinator.service.issued import AuthorityStanding
+from lorica_coordinator.service.members.authority_succession import AuthorityRow, due_step
 from lorica_security.errors import AuthenticationError, ConfigurationError, StateError
 from lorica_security.host import files
 from lorica_security.identifiers import Identity, Role

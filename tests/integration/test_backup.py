@@ -12,14 +12,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.cli import main
-from coordinator.edges.database.round_tables import TABLES_REVISION
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.keys.key_store import OPERATOR_NAME
-from coordinator.edges.upkeep.backup_file import PASSPHRASE, new_backup, opened_backup
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import Stopped
-from coordinator.service.federation import Federation
+from lorica_coordinator.cli import main
+from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import OPERATOR_NAME
+from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE, new_backup, opened_backup
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import Stopped
+from lorica_coordinator.service.federation import Federation
 from lorica_security.audit.entry import Event
 from lorica_security.errors import (
     EXIT_CODES,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.settings import Settings
 from lorica.demo.ports import free_ports
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.settings import Settings
 from lorica_security.errors import (
     EXIT_CODES,
     AuthenticationError,
@@ -186,7 +186,7 @@ def test_argument_that_a_user_can_correct(folder: CoordinatorFolder, arguments: 
 def test_a_plan_that_cannot_be_is_refused_with_all_that_is_wrong_before_a_model_is_made(
     folder: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "coordinator.plans.model_source", None)  # an import of it is an error
+    monkeypatch.setitem(sys.modules, "lorica_coordinator.plans.model_source", None)  # an import of it is an error
     values = "aggregation.secure_aggregation=true", "schedule.min_silos=2", "training.weight_decay=0.1"
     refused = coordinator(folder, "plan", "new", "p", *(word for value in values for word in ("--set", value)))
     refused.is_refusal(
@@ -646,10 +646,10 @@ def test_schema_of_a_database_that_is_not_there(url: str, words: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "command", [["coordinator.cli", "plan", "nwe"], ["silo_agent.cli", "strat"]], ids=["plan", "silo"]
+    "command", [["lorica_coordinator.cli", "plan", "nwe"], ["silo_agent.cli", "strat"]], ids=["plan", "silo"]
 )
 def test_mistyped_command(command: list[str]) -> None:
-    mains = {"coordinator.cli": coordinator_main, "silo_agent.cli": agent_main}
+    mains = {"lorica_coordinator.cli": coordinator_main, "silo_agent.cli": agent_main}
     done = run_command(mains[command[0]], *command[1:])
     assert done.code == 2
     assert "No such command" in done.err
@@ -699,7 +699,7 @@ def both(federation_template: FederationTemplate, tmp_path_factory: pytest.TempP
     silo = silo_of(federation_template.silos[HOSPITAL], root / "silo", f"127.0.0.1:{port}")
     data = make_data(root / "data")
     logs = root / "coordinator.log", root / "agent.log"
-    serve = spawn("coordinator.cli", "serve", "--dir", folder.root, "--plan", "", log=logs[0])
+    serve = spawn("lorica_coordinator.cli", "serve", "--dir", folder.root, "--plan", "", log=logs[0])
     processes = [serve]
     try:
         wait_for(serve, logs[0], lambda: accepts(port))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.keys.key_store import KeyStore
-from coordinator.edges.server import fresh_certificates, gate
-from coordinator.rounds.states import Collecting
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.edges.server import fresh_certificates, gate
+from lorica_coordinator.rounds.states import Collecting
 from lorica_security.audit.chain import Head
 from lorica_security.errors import LoricaError, OutsideValidity
 from lorica_security.pki.validity import Window

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from coordinator.edges.models.spool import Spools
-from coordinator.vectors.stored_vector import VectorReader
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.vectors.stored_vector import VectorReader
 from tests.integration.test_attacks_on_a_round import Play, play
 from tests.support.byte_search import Needles
 from tests.support.coordinator import FederationTemplate, federation_template

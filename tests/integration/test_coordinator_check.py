@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import main
-from coordinator.edges.check.found import Ground
-from coordinator.edges.check.misconfigurations import Mistake
-from coordinator.edges.check.preflight import preflight
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.keys.key_store import key_files
-from coordinator.opened import load_keys
-from coordinator.service.records import EnrolledSilo, Invitation
-from coordinator.settings import Settings
+from lorica_coordinator.cli import main
+from lorica_coordinator.edges.check.found import Ground
+from lorica_coordinator.edges.check.misconfigurations import Mistake
+from lorica_coordinator.edges.check.preflight import preflight
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import key_files
+from lorica_coordinator.opened import load_keys
+from lorica_coordinator.service.records import EnrolledSilo, Invitation
+from lorica_coordinator.settings import Settings
 from lorica_security.console.preflight import Check, Outcome
 from lorica_security.errors import ConfigurationError
 from lorica_security.host import key_file

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
+from lorica_coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
 from lorica_security.identifiers import Identity, Role
 from silo_wire.v1 import operator_pb2
 from tests.support.background import in_the_background
@@ -38,7 +38,7 @@ class Watch:
         ours, theirs = pty.openpty() if terminal else os.pipe()
         process = await asyncio.create_subprocess_exec(
             *in_the_background(
-                *(sys.executable, "-m", "coordinator.cli", "watch", "--dir", str(folder), "--every", "0.5")
+                *(sys.executable, "-m", "lorica_coordinator.cli", "watch", "--dir", str(folder), "--every", "0.5")
             ),
             stdin=theirs if terminal else asyncio.subprocess.DEVNULL,
             stdout=theirs,

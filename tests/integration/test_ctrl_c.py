@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main as coordinator
 from lorica.cli import main as lorica
 from lorica.demo.processes import environment
+from lorica_coordinator.cli import main as coordinator
 from silo_agent.cli import main as silo_agent
 from tests.support.background import in_the_background
 from tests.support.command_line import run_command
@@ -64,7 +64,9 @@ def test_nohup_is_for_whoever_starts_it_to_choose(asked: signal.Handlers) -> Non
 def test_the_coordinator_ends_in_order(federation_template: FederationTemplate, tmp_path: Path) -> None:
     folder = federation_template.copy(tmp_path / "coordinator")
     with subprocess.Popen(
-        in_the_background(*(sys.executable, "-m", "coordinator.cli", "serve", "--plan", "", "--dir", str(folder.root))),
+        in_the_background(
+            *(sys.executable, "-m", "lorica_coordinator.cli", "serve", "--plan", "", "--dir", str(folder.root))
+        ),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

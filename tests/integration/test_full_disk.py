@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_security.daemon.kept_ballast import kept_ballast
 from lorica_security.errors import DataError, StorageError
 from lorica_security.host import ballast, files

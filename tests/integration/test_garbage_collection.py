@@ -5,10 +5,10 @@ import threading
 import time
 from pathlib import Path
 
-from coordinator.cli import main
-from coordinator.edges.upkeep.garbage import DAY_S
-from coordinator.opened import Coordinator
-from coordinator.service.records import PresentPlan
+from lorica_coordinator.cli import main
+from lorica_coordinator.edges.upkeep.garbage import DAY_S
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.service.records import PresentPlan
 from silo_wire.messages import Evaluate, Train
 from silo_wire.v1 import operator_pb2
 from tests.support.command_line import run_command

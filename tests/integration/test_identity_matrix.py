@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.edges.keys.key_store import register_entry
+from lorica_coordinator.edges.keys.key_store import register_entry
 from lorica_security.errors import AuthenticationError, LoricaError
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity.enrolment_token import EnrolmentToken

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.privacy.ledger import Entry
 from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_agent.service.ports import TrainedUpdate

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
 from lorica_security.audit.entry import LOCAL, Event
 from lorica_security.errors import AuthenticationError, ConfigurationError, Conflict
 from lorica_security.host.key_file import NEW_PASSPHRASE, PASSPHRASE, is_encrypted

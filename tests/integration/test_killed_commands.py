@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.database.round_tables import FIRST_REVISION
-from coordinator.edges.keys.authorities import Authorities
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.database.round_tables import FIRST_REVISION
+from lorica_coordinator.edges.keys.authorities import Authorities
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_security.errors import ConfigurationError, DataError, StateError
 from lorica_security.host import ballast, files
 from silo_agent.cli import main as silo_main

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.plans.model_source import FolderModel
-from coordinator.plans.plan_folder import create_plan
 from lorica.demo.silos.eight_silos import SIZES, write_eight_silos
 from lorica.experiments import run
 from lorica.experiments.definition import SETUPS, Study, Value
@@ -18,6 +16,8 @@ from lorica.experiments.paper_round import PAPER, cut
 from lorica.experiments.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
 from lorica.experiments.results_file import results
 from lorica.simulation.run import Simulated
+from lorica_coordinator.plans.model_source import FolderModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.errors import ConfigurationError
 from silo_agent.training import silo_trainer
 from silo_agent.training.data.serialisation import exact_match

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.audit.chain import Head
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.ledger import head_of

@@ -28,7 +28,9 @@ def dumpable(module: str, arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("module", "command"), [("coordinator.cli", "serve"), ("silo_agent.cli", "start")], ids=["coordinator", "silo"]
+    ("module", "command"),
+    [("lorica_coordinator.cli", "serve"), ("silo_agent.cli", "start")],
+    ids=["coordinator", "silo"],
 )
 def test_a_daemon_is_not_dumpable_and_writes_no_core_file_even_where_it_ends_at_its_first_key(
     module: str, command: str, tmp_path: Path

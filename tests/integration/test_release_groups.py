@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_security.audit.entry import Event
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName

@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from coordinator.cli import main as coordinator_main
 from lorica.demo.ports import free_ports
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
+from lorica_coordinator.cli import main as coordinator_main
 from lorica_security.host import key_file
 from lorica_security.identity.enrolment_token import decode
 from lorica_security.secure_aggregation.keys.secret import Secret
@@ -161,7 +161,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         it.coordinator("plan", "new", "default", *where, "--size", "micro", *settings)
         tokens = {silo: it.coordinator("invite", silo, *where).out.strip() for silo in SILOS}
         processes.start(
-            "coordinator", "coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"], environment
+            "coordinator", "lorica_coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"], environment
         )
         until(lambda: "serving" in (root / "logs" / "coordinator.log").read_text(), processes.check, LONGEST_S)
         for number, silo in enumerate(SILOS):

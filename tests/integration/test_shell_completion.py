@@ -9,8 +9,8 @@ import pytest
 import typer
 import typer.main
 
-from coordinator.cli import app
-from coordinator.commands.completion import plan_names, silo_names
+from lorica_coordinator.cli import app
+from lorica_coordinator.commands.completion import plan_names, silo_names
 from tests.support.coordinator import BANK, HOSPITAL, FederationTemplate
 from tests.support.coordinator import federation_template as federation_template
 
@@ -50,7 +50,7 @@ def context(monkeypatch: pytest.MonkeyPatch, folder: Path) -> typer.Context:
 
 def test_names_of_plans_are_offered_to_the_shell(folder: Path) -> None:
     where = {"LORICA_COORDINATOR_DIR": str(folder)}
-    assert offered("coordinator.cli", "coordinator", "coordinator plan start ", **where) == ["default"]
+    assert offered("lorica_coordinator.cli", "coordinator", "coordinator plan start ", **where) == ["default"]
 
 
 def test_names_of_silos_are_offered_by_how_they_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

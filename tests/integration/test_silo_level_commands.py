@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.server.audited import released
-from coordinator.edges.sums.release_ledger import ReleaseLedger
-from coordinator.opened import Coordinator
-from coordinator.service.unusable import BudgetSpent
+from lorica_coordinator import cli
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.server.audited import released
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.on_disk.reading import read_log

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.service.records import RoundRow
 from lorica.cli import app
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.simulation import report
 from lorica.simulation.run import silos_in, simulate
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, StateError
 from silo_agent.training.model.plan_model import PlanModel
 from tests.support.federation import Federation

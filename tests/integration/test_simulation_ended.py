@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.cli import main as coordinator
-from coordinator.edges.keys.key_store import KeyStore
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import compile_plan, create_plan
-from coordinator.service.records import RoundRow
 from lorica.cli import main as lorica
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.simulation import going_on
 from lorica.simulation.forecast.dry_run import dry_run
 from lorica.simulation.run import Simulated, silos_in, simulate
+from lorica_coordinator.cli import main as coordinator
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import compile_plan, create_plan
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, StateError, StorageError
 from silo_agent.training.silo_trainer import SiloTrainer
 from tests.support.command_line import run_command

@@ -11,11 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import compile_plan, create_plan
-from coordinator.service.records import RoundRow
-from coordinator.vectors.model_file import MODEL_FILE
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
@@ -26,6 +21,11 @@ from lorica.simulation.workers.children import children
 from lorica.simulation.workers.worker import work
 from lorica.simulation.workers.worker_messages import Call, Done, Progressed, WorkerSilo
 from lorica.simulation.workers.worker_pool import WorkerPool
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import compile_plan, create_plan
+from lorica_coordinator.service.records import RoundRow
+from lorica_coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.errors import LoricaError, StateError
 from lorica_security.identifiers import FederationName, SiloName
 from silo_agent.policy.silo_policy import SiloPolicy

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main
-from coordinator.edges.check import told_address
-from coordinator.settings import STATUS_PORT, Settings
+from lorica_coordinator.cli import main
+from lorica_coordinator.edges.check import told_address
+from lorica_coordinator.settings import STATUS_PORT, Settings
 from lorica_security.errors import ConfigurationError
 from tests.support.command_line import Done, run_command
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main
-from coordinator.edges.server import federation_servicer
+from lorica_coordinator.cli import main
+from lorica_coordinator.edges.server import federation_servicer
 from lorica_security.errors import LoricaError, StateError
 from silo_agent.edges.disk.model_cache import ModelCache
 from silo_agent.edges.wire.backoff import Backoff

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 PAGE = Path(__file__).resolve().parents[2] / "ops" / "docs" / "quickstart.md"
 TYPED = re.compile(r"^(one|two)\$ (.*)$", re.MULTILINE)
 STAYS = ("coordinator serve", "silo-agent start")
-MODULES = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli", "lorica": "lorica.cli"}
+MODULES = {"coordinator": "lorica_coordinator.cli", "silo-agent": "silo_agent.cli", "lorica": "lorica.cli"}
 EXAMPLES = 24
 """Of each file of a silo's data: the page has all of them, which takes minutes."""
 LONGEST_S = 240.0

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from coordinator.edges.check.audit_check import check_silos, silo_heads
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
+from lorica_coordinator.edges.check.audit_check import check_silos, silo_heads
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
 from lorica_security.audit.entry import Event
 from lorica_security.audit.verification import Known
 from lorica_security.on_disk.reading import Reading, read_log

@@ -22,15 +22,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from coordinator.composition import Serving, serving
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.keys.key_store import KeyStore
-from coordinator.edges.telemetry.metrics import CoordinatorMetrics
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import State
-from coordinator.service.federation import Federation
-from coordinator.settings import settings_text
 from lorica.demo.ports import free_ports
+from lorica_coordinator.composition import Serving, serving
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import State
+from lorica_coordinator.service.federation import Federation
+from lorica_coordinator.settings import settings_text
 from lorica_security.audit.chain import Head
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.errors import LoricaError
@@ -124,8 +124,8 @@ def federation_template(tmp_path_factory: pytest.TempPathFactory) -> FederationT
 
 
 def make_template(root: Path) -> FederationTemplate:
-    from coordinator.plans.model_source import SizedModel
-    from coordinator.plans.plan_folder import create_plan
+    from lorica_coordinator.plans.model_source import SizedModel
+    from lorica_coordinator.plans.plan_folder import create_plan
 
     folder = initialise(root)
     create_plan(

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.edges.sums.plan_parts import model_store
-from coordinator.rounds.updates import CommittedUpdate
-from coordinator.vectors.stored_vector import StoredVector
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.plan_parts import model_store
+from lorica_coordinator.rounds.updates import CommittedUpdate
+from lorica_coordinator.vectors.stored_vector import StoredVector
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, manifest_of
@@ -32,10 +32,10 @@ TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.b
 
 def make_plan(state: Path, name: str = "first", **arguments: Any) -> PlanBundle:
     """A plan folder with a `micro` model from scratch below `state`."""
-    from coordinator.plans.model_source import (
+    from lorica_coordinator.plans.model_source import (
         SizedModel,
     )  # transformers takes seconds to import: only where it is needed
-    from coordinator.plans.plan_folder import create_plan
+    from lorica_coordinator.plans.plan_folder import create_plan
 
     values: dict[str, Any] = {"federation": FEDERATION, "source": SizedModel("micro"), "seed": 7, **arguments}
     return create_plan(state / "plans", name=name, **values)

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds.states import course_of
-from coordinator.service.records import RoundRow, SiloRow
 from lorica.soak.federation import COORDINATOR, MortalFederation, Shape
+from lorica_coordinator.rounds.states import course_of
+from lorica_coordinator.service.records import RoundRow, SiloRow
 from tests.support.json_logs import logged
 from tests.support.kill_run import LONGEST_S, Death, Executioner, Kill, KillRun, processes_in
 from tests.support.waiting import until

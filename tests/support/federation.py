@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main as coordinator_main
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
 from lorica.demo.observer import FederationView
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, run
+from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
 from lorica_security.errors import StateError
 from silo_agent.cli import main as agent_main
 from tests.support.command_line import run_command
@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
 
 LONGEST_S = 800.0
-_MAINS = {"coordinator.cli": coordinator_main, "silo_agent.cli": agent_main}
+_MAINS = {"lorica_coordinator.cli": coordinator_main, "silo_agent.cli": agent_main}
 
 
 class Federation:
@@ -50,7 +50,7 @@ class Federation:
 
     def coordinator(self, *arguments: str) -> str:
         """What the command prints; raises StateError when it fails."""
-        return self._run("coordinator.cli", arguments, self._environment)
+        return self._run("lorica_coordinator.cli", arguments, self._environment)
 
     def agent(self, silo: str, *arguments: str) -> str:
         return self._run("silo_agent.cli", arguments, self._of(silo))
@@ -76,7 +76,7 @@ class Federation:
         )
 
     def serve(self, *arguments: str) -> None:
-        self.processes.start("coordinator", "coordinator.cli", ["serve", *arguments], self._environment)
+        self.processes.start("coordinator", "lorica_coordinator.cli", ["serve", *arguments], self._environment)
         self.view().wait_until_serving(self.processes.check, LONGEST_S)
 
     def start_agent(self, silo: str) -> None:

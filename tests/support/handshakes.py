@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 import grpc.aio
 
-from coordinator.edges.keys.key_store import TlsPair
-from coordinator.edges.server.presented import Presented
+from lorica_coordinator.edges.keys.key_store import TlsPair
+from lorica_coordinator.edges.server.presented import Presented
 from lorica_security.identifiers import FederationName, Identity, Role
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.trust_bundle import TrustBundle

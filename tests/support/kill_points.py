@@ -57,7 +57,7 @@ def _enters(kind: str, *, with_record: str = "") -> Callable[[Arguments], bool]:
 
 
 def _transition(meaning: str, only: Callable[[Arguments], bool], *, of_closed: bool = False) -> Point:
-    where = "coordinator.edges.database.round_store:SqlRoundStore.transition"
+    where = "lorica_coordinator.edges.database.round_store:SqlRoundStore.transition"
     return Point(meaning=meaning, where=where, side="after", only=only, of_closed=of_closed)
 
 
@@ -96,18 +96,18 @@ COORDINATOR: Mapping[str, Point] = {
     "round-opened": _transition("the open round is saved, nobody was told", _writes("RoundOpened")),
     "mid-download": Point(
         meaning="some chunks of the round model are handed out",
-        where="coordinator.edges.server.federation_servicer:FederationServicer.FetchModel",
+        where="lorica_coordinator.edges.server.federation_servicer:FederationServicer.FetchModel",
         side="item",
     ),
     "mid-upload": Point(
         meaning="half of an update's chunks are spooled, not all",
-        where="coordinator.edges.models.spool:Spool.write",
+        where="lorica_coordinator.edges.models.spool:Spool.write",
         side="after",
         only=lambda arguments: arguments[0].manifest.chunks / 2 <= arguments[0].held < arguments[0].manifest.chunks,
     ),
     "spool-durable": Point(
         meaning="a spool is whole and durable, the round does not count it yet",
-        where="coordinator.edges.models.spool:Spool.commit",
+        where="lorica_coordinator.edges.models.spool:Spool.commit",
         side="after",
     ),
     "update-accepted": _transition(
@@ -115,7 +115,7 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "update-not-acknowledged": Point(
         meaning="an update is counted and acted upon, its silo has no receipt",
-        where="coordinator.service.transfers.uploads:Upload.commit",
+        where="lorica_coordinator.service.transfers.uploads:Upload.commit",
         side="after",
     ),
     "aggregating-entered": _transition(
@@ -123,28 +123,28 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "resumed": Point(
         meaning="a start after a kill has saved its first state",
-        where="coordinator.service.loop.round_loop:RoundLoop.resume",
+        where="lorica_coordinator.service.loop.round_loop:RoundLoop.resume",
         side="after",
     ),
     "mid-aggregation": Point(
         meaning="a slab of the new model is computed",
-        where="coordinator.edges.sums.reducers.plain:aggregate_slab",
+        where="lorica_coordinator.edges.sums.reducers.plain:aggregate_slab",
         side="after",
     ),
     "model-written": Point(
         meaning="the new model's bytes are durable under a working name",
-        where="coordinator.edges.models.model_store:ModelStore._publish",
+        where="lorica_coordinator.edges.models.model_store:ModelStore._publish",
         side="before",
     ),
     "mid-publication": Point(
         meaning="optimizer state and manifest have their names, the model has not",
-        where="coordinator.edges.models.model_store:files.replace",
+        where="lorica_coordinator.edges.models.model_store:files.replace",
         side="after",
         only=_named(".manifest.json"),
     ),
     "model-published": Point(
         meaning="the new model has its name, the round does not know it",
-        where="coordinator.edges.models.model_store:ModelStore._publish",
+        where="lorica_coordinator.edges.models.model_store:ModelStore._publish",
         side="after",
     ),
     "round-closed": _transition(
@@ -152,20 +152,20 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "spools-not-cleared": Point(
         meaning="the round is closed, its spools are still there",
-        where="coordinator.edges.models.spool:Spools.discard",
+        where="lorica_coordinator.edges.models.spool:Spools.discard",
         side="before",
         of_closed=True,
     ),
     "clearing-spools": Point(
         meaning="one of the round's spools is a spare now",
-        where="coordinator.vectors.spare_files:SpareFiles.keep",
+        where="lorica_coordinator.vectors.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".delta"),
         of_closed=True,
     ),
     "clearing-models": Point(
         meaning="a model that nobody needs is a spare now, what belongs to it is still there",
-        where="coordinator.vectors.spare_files:SpareFiles.keep",
+        where="lorica_coordinator.vectors.spare_files:SpareFiles.keep",
         side="after",
         only=lambda arguments: arguments[1].name.endswith(".safetensors"),
         of_closed=True,
@@ -198,32 +198,32 @@ COORDINATOR: Mapping[str, Point] = {
     ),
     "mid-unmasking": Point(
         meaning="a slab of the mean delta is unmasked and applied",
-        where="coordinator.edges.sums.next_model:apply_mean",
+        where="lorica_coordinator.edges.sums.next_model:apply_mean",
         side="after",
     ),
     "keys-not-announced": Point(
         meaning="a silo's keys are saved in the attempt, not as the newest that the others are told of",
-        where="coordinator.edges.database.round_store:SqlRoundStore.announce",
+        where="lorica_coordinator.edges.database.round_store:SqlRoundStore.announce",
         side="before",
     ),
     "evidence-not-kept": Point(
         meaning="the masked round's model is stored, nothing shows what made it",
-        where="coordinator.edges.sums.round_evidence:RoundEvidence.make",
+        where="lorica_coordinator.edges.sums.round_evidence:RoundEvidence.make",
         side="before",
     ),
     "evidence-kept": Point(
         meaning="what made the model is kept, the round is not closed",
-        where="coordinator.edges.sums.round_evidence:RoundEvidence.make",
+        where="lorica_coordinator.edges.sums.round_evidence:RoundEvidence.make",
         side="after",
     ),
     "verdict-not-taken": Point(
         meaning="a silo says which chunks of the model it found right, nobody has taken it down",
-        where="coordinator.service.round_checks:RoundChecks.share",
+        where="lorica_coordinator.service.round_checks:RoundChecks.share",
         side="before",
     ),
     "log-not-cleared": Point(
         meaning="the masked round is closed, the database's log still has its shares",
-        where="coordinator.edges.database.round_store:SqlRoundStore._clear_log",
+        where="lorica_coordinator.edges.database.round_store:SqlRoundStore._clear_log",
         side="before",
         of_closed=True,
     ),

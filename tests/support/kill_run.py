@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import State, course_of
-from coordinator.service.records import RoundRow
 from lorica.demo.processes import Processes
 from lorica.soak.comparison import Result, timeless
 from lorica.soak.federation import COORDINATOR, MortalFederation
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import State, course_of
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.identity.seal import Seal, unsealed
 from lorica_security.secure_aggregation.silo.memory import SiloMemory

@@ -26,7 +26,7 @@ from silo_wire.tls import leave_tls_1_3_alone
 from tests.support.kill_points import PROGRAMS, Arguments, Point
 from tests.support.repeatable_draws import Draws
 
-MAIN = {"coordinator": "coordinator.cli", "silo-agent": "silo_agent.cli"}
+MAIN = {"coordinator": "lorica_coordinator.cli", "silo-agent": "silo_agent.cli"}
 
 
 class Rounds:
@@ -113,9 +113,9 @@ def _wrapped(function: Callable[..., Any], fate: Fate, side: str) -> Callable[..
 def follow_rounds(program: str, rounds: Rounds) -> None:
     """Have `rounds` be right: from what the program makes durable, just before it does so."""
     if program == "coordinator":
-        from coordinator.edges.database.round_store import SqlRoundStore
-        from coordinator.rounds.effects import EvaluationClosed, RoundClosed
-        from coordinator.rounds.states import State, round_of
+        from lorica_coordinator.edges.database.round_store import SqlRoundStore
+        from lorica_coordinator.rounds.effects import EvaluationClosed, RoundClosed
+        from lorica_coordinator.rounds.states import State, round_of
 
         transition, load = SqlRoundStore.transition, SqlRoundStore.load
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from coordinator.vectors import model_file
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from lorica_coordinator.vectors import model_file
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.secure_aggregation.attempt import Attempt

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.rounds.effects import Effect
-from coordinator.rounds.events import Event, MaskAnswered
-from coordinator.rounds.machine import step
-from coordinator.rounds.orders import order_for
-from coordinator.rounds.states import Masking, State
+from lorica_coordinator.rounds.effects import Effect
+from lorica_coordinator.rounds.events import Event, MaskAnswered
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.orders import order_for
+from lorica_coordinator.rounds.states import Masking, State
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.keys.secret import Secret

@@ -105,7 +105,7 @@ class NetworkFederation:
         )
         settings = [argument for key, value in self._plan.items() for argument in ("--set", f"{key}={value}")]
         self.coordinator("plan", "new", "net", "--size", self._size, *settings)
-        self._start(self.network.hub, "coordinator", "coordinator.cli", "serve", "--plan", "net")
+        self._start(self.network.hub, "coordinator", "lorica_coordinator.cli", "serve", "--plan", "net")
         until(lambda: self.metric("lorica_round") is not None, self.check, LONGEST_S)
         return self
 
@@ -144,7 +144,7 @@ class NetworkFederation:
             raise AssertionError(f"{error}\n{self.log_tails()}") from error
 
     def coordinator(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "coordinator.cli", *arguments]
+        command = [sys.executable, "-m", "lorica_coordinator.cli", *arguments]
         return self.network.hub.run(command, env=self._environment)
 
     # ---- silos ----------------------------------------------------------------------------------------------------

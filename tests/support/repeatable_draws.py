@@ -45,7 +45,7 @@ class Draws:
         self._write_down(process, round_now)
 
     def _of_the_coordinator(self, process: str) -> None:
-        from coordinator.service.loop import round_loop
+        from lorica_coordinator.service.loop import round_loop
 
         opened = round_loop.masking_opened
 

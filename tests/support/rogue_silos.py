@@ -19,13 +19,13 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from coordinator.edges.telemetry.metrics import DROPPING_PHASES
-from coordinator.opened import Coordinator
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
-from coordinator.rounds.events import DeadlinePassed
-from coordinator.rounds.states import Finished, Masking, State, course_of, deadline_of, round_of
-from coordinator.service.records import RoundRow, SiloRow
+from lorica_coordinator.edges.telemetry.metrics import DROPPING_PHASES
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.rounds.events import DeadlinePassed
+from lorica_coordinator.rounds.states import Finished, Masking, State, course_of, deadline_of, round_of
+from lorica_coordinator.service.records import RoundRow, SiloRow
 from lorica_security.errors import LoricaError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator import states as protocol_states

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coordinator.rounds.events import (
+from lorica_coordinator.rounds.events import (
     Aggregated,
     AggregationFailed,
     BudgetExhausted,
@@ -26,8 +26,8 @@ from coordinator.rounds.events import (
     SiloTrained,
     UpdateCommitted,
 )
-from coordinator.rounds.machine import step
-from coordinator.rounds.states import (
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.states import (
     Aggregating,
     Collecting,
     Course,
@@ -41,8 +41,8 @@ from coordinator.rounds.states import (
     Stopped,
     Task,
 )
-from coordinator.rounds.terms import PlanTerms
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.rounds.terms import PlanTerms
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.attempt import Attempt
 from lorica_security.secure_aggregation.coordinator.events import OpenAttempt

@@ -20,7 +20,7 @@ import pytest
 
 from lorica.demo.processes import Processes, environment
 
-_HEAVY = ["silo_agent.training.silo_trainer", "coordinator.edges.sums.aggregator"]
+_HEAVY = ["silo_agent.training.silo_trainer", "lorica_coordinator.edges.sums.aggregator"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_HEAVY)
 _TURN = threading.Lock()  # multiprocessing counts its children without one

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from coordinator.plans.model_source import FolderModel
-from coordinator.plans.plan_folder import create_plan
+from lorica_coordinator.plans.model_source import FolderModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.errors import ConfigurationError, IntegrityError
 from silo_agent.training.model.initial_model import compare, is_from_seed
 from silo_agent.training.model.model import bind, layout_of

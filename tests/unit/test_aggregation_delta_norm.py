@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
+from lorica_coordinator.aggregation.delta_norm import norm_of, sum_of_squares
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from coordinator.aggregation.round_arithmetic import aggregate_slab
-from coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.plans.forecast import forecast
-from coordinator.rounds.updates import CommittedUpdate
-from coordinator.service.unusable import UnusableUpdate
+from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.plans.forecast import forecast
+from lorica_coordinator.rounds.updates import CommittedUpdate
+from lorica_coordinator.service.unusable import UnusableUpdate
 from lorica_security.errors import MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 from silo_agent.training.update.masked_vector import own_share, own_weight

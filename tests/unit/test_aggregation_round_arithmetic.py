@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
-from coordinator.aggregation.round_arithmetic import aggregate_slab
-from coordinator.aggregation.weighting import NO_CAPS, SiloSummary, WeightCaps, weigh
+from lorica_coordinator.aggregation.delta_norm import norm_of, sum_of_squares
+from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.weighting import NO_CAPS, SiloSummary, WeightCaps, weigh
 from lorica_security.errors import ConfigurationError, MalformedMessage
 from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.server_step.pseudo_gradient import pseudo_gradient

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.aggregation.streaming_sum import Scratch, weighted_mean
-from coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
+from lorica_coordinator.aggregation.streaming_sum import Scratch, weighted_mean
+from lorica_coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_security.errors import MalformedMessage, StateError
 from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.weightings.lorar import LORAR

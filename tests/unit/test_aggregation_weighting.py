@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
-from coordinator.plans.plan_text import plan_template
 from lorica.documentation.settings_fields import template_comments
+from lorica_coordinator.aggregation.weighting import Cap, CohortWeights, SiloSummary, WeightCaps, weigh
+from lorica_coordinator.plans.plan_text import plan_template
 from lorica_security.errors import ConfigurationError, Conflict, Fault, MalformedMessage, StateError
 from lorica_security.identifiers import silo_name
 from silo_wire import weightings as weightings_room

@@ -6,10 +6,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from coordinator.edges.server.audited import AuditedOperator, AuditedStore
-from coordinator.edges.server.authorisation import ALLOWED
-from coordinator.edges.server.operator_servicer import OperatorServicer
-from coordinator.service.ports import AuditPort, RoundStore
+from lorica_coordinator.edges.server.audited import AuditedOperator, AuditedStore
+from lorica_coordinator.edges.server.authorisation import ALLOWED
+from lorica_coordinator.edges.server.operator_servicer import OperatorServicer
+from lorica_coordinator.service.ports import AuditPort, RoundStore
 from lorica_security.identifiers import Role
 from silo_agent.policy.rules import PolicyRules
 from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedObserver, SiloAudit, TroubleObserver

@@ -111,7 +111,7 @@ def test_what_runs_inside_a_peer_imports_nothing_of_lorica() -> None:
     code = (
         "import sys; import constant_app.constant_work; "
         "print(sorted(name for name in sys.modules if name.split('.')[0] in "
-        "{'ops', 'security', 'silo_wire', 'coordinator', 'silo_agent', 'torch', 'grpc'}))"
+        "{'lorica', 'lorica_security', 'silo_wire', 'lorica_coordinator', 'silo_agent', 'torch', 'grpc'}))"
     )
     folder = ROOT / "ops" / "lorica" / "bench" / "peers"
     for file in (folder / "app").glob("*.py"):

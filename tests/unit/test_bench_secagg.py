@@ -127,7 +127,7 @@ def test_a_model_that_its_sum_did_not_make_ends_the_run(tmp_path: Path, monkeypa
         apply_mean(*given, **named)
         given[0][0] += 1.0
 
-    monkeypatch.setattr("coordinator.edges.sums.next_model.apply_mean", another)
+    monkeypatch.setattr("lorica_coordinator.edges.sums.next_model.apply_mean", another)
     monkeypatch.setattr(cryptography, "WORST_ERROR", 1e9)
     with pytest.raises(FalseChunk):
         measure(tmp_path, silos=3, parameters=1_000_000)

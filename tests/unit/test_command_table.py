@@ -9,8 +9,8 @@ import pytest
 import typer
 import typer.main
 
-from coordinator.cli import app as coordinator_app
 from lorica.demo.processes import environment
+from lorica_coordinator.cli import app as coordinator_app
 from lorica_security.console.command_table import Row, commands_of
 from silo_agent.cli import app as silo_app
 
@@ -45,7 +45,8 @@ def test_each_summary_is_the_first_paragraph_of_the_command_itself(program: str)
 
 
 @pytest.mark.parametrize(
-    ("module", "commands"), [("coordinator", "coordinator.commands"), ("silo_agent", "silo_agent.commands")]
+    ("module", "commands"),
+    [("lorica_coordinator", "lorica_coordinator.commands"), ("silo_agent", "silo_agent.commands")],
 )
 def test_help_loads_no_command(module: str, commands: str) -> None:
     assert not {name for name in loaded_by(module, "--help") if name.startswith((commands, "pydantic", "cryptography"))}
@@ -53,7 +54,7 @@ def test_help_loads_no_command(module: str, commands: str) -> None:
 
 @pytest.mark.parametrize(
     ("module", "needed"),
-    [("coordinator", set[str]()), ("silo_agent", {"sqlalchemy"})],  # the journal is a database
+    [("lorica_coordinator", set[str]()), ("silo_agent", {"sqlalchemy"})],  # the journal is a database
 )
 def test_status_loads_nothing_that_computes(module: str, needed: set[str], tmp_path: Any) -> None:
     assert not (HEAVY - needed) & loaded_by(module, "status", "--dir", str(tmp_path))
@@ -67,8 +68,8 @@ def test_a_mistyped_command_is_told_of_the_nearest_and_an_unknown_one_is_refused
 
 def test_a_row_may_be_a_function_or_a_group() -> None:
     table = commands_of(
-        Row("stop", "coordinator.commands.plan_commands:plan_stop", "Stop."),
-        Row("plan", "coordinator.commands.plan_commands:plan_app", "Plans."),
+        Row("stop", "lorica_coordinator.commands.plan_commands:plan_stop", "Stop."),
+        Row("plan", "lorica_coordinator.commands.plan_commands:plan_app", "Plans."),
     )
     app = typer.Typer(cls=table)
     app.callback()(lambda: None)

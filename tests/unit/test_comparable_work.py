@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.plans.forecast import forecast
-from coordinator.plans.presets import preset
+from lorica_coordinator.plans.forecast import forecast
+from lorica_coordinator.plans.presets import preset
 from lorica_security.errors import ConfigurationError, MalformedMessage, PolicyRefusal
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link, successor

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-import coordinator.edges.sums.reducers.plain as plain_module
-from coordinator.aggregation.delta_norm import norm_of, sum_of_squares
-from coordinator.aggregation.round_arithmetic import aggregate_slab
-from coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
-from coordinator.edges.sums.aggregator import device_for
-from coordinator.rounds.updates import CommittedUpdate, Outcome
-from coordinator.service.unusable import UnusableUpdate
-from coordinator.vectors import slab_buffers
-from coordinator.vectors.slab_buffers import SlabBuffer
+import lorica_coordinator.edges.sums.reducers.plain as plain_module
+from lorica_coordinator.aggregation.delta_norm import norm_of, sum_of_squares
+from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.weighting import CohortWeights, SiloSummary, SiloWeight, WeightCaps, weigh
+from lorica_coordinator.edges.sums.aggregator import device_for
+from lorica_coordinator.rounds.updates import CommittedUpdate, Outcome
+from lorica_coordinator.service.unusable import UnusableUpdate
+from lorica_coordinator.vectors import slab_buffers
+from lorica_coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from coordinator.edges.upkeep.backup_file import About, BackupReader, BackupWriter, is_fit, new_backup, opened_backup
+from lorica_coordinator.edges.upkeep.backup_file import (
+    About,
+    BackupReader,
+    BackupWriter,
+    is_fit,
+    new_backup,
+    opened_backup,
+)
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StorageError
 from lorica_security.host.key_file import Passphrase
 

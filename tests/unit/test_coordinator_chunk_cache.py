@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.service.threads import MAX_TRANSFERS, Threads
-from coordinator.service.transfers import chunk_cache
-from coordinator.service.transfers.chunk_cache import ChunkCache
-from coordinator.vectors import model_file
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.service.threads import MAX_TRANSFERS, Threads
+from lorica_coordinator.service.transfers import chunk_cache
+from lorica_coordinator.service.transfers.chunk_cache import ChunkCache
+from lorica_coordinator.vectors import model_file
 from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs.chunk_piece import reader

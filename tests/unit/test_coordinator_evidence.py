@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.edges.sums.round_evidence import RoundEvidence
-from coordinator.service.ports import KeptRound
-from coordinator.service.round_checks import RoundChecks
+from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
+from lorica_coordinator.service.ports import KeptRound
+from lorica_coordinator.service.round_checks import RoundChecks
 from lorica_security.errors import AuthorisationError, IntegrityError, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import Workspace

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from coordinator.edges.models.export import export_model
+from lorica_coordinator.edges.models.export import export_model
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import digest_of
 from silo_wire.plans.plan import PlanBundle

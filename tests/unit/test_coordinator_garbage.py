@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.models.export_scratch import ExportScratch
-from coordinator.edges.models.held_models import holding_models
-from coordinator.edges.upkeep.backup import WORK_PREFIX
-from coordinator.edges.upkeep.garbage import DAY_S, GONE_PREFIX, Collector, Garbage
-from coordinator.edges.upkeep.upgrade_copies import copy_of
-from coordinator.rounds.effects import ModelMade, PlanBegun
-from coordinator.rounds.states import Idle
-from coordinator.service.records import PresentPlan
-from coordinator.settings import RetentionSection
-from coordinator.vectors.spool_key import make_key
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.models.export_scratch import ExportScratch
+from lorica_coordinator.edges.models.held_models import holding_models
+from lorica_coordinator.edges.upkeep.backup import WORK_PREFIX
+from lorica_coordinator.edges.upkeep.garbage import DAY_S, GONE_PREFIX, Collector, Garbage
+from lorica_coordinator.edges.upkeep.upgrade_copies import copy_of
+from lorica_coordinator.rounds.effects import ModelMade, PlanBegun
+from lorica_coordinator.rounds.states import Idle
+from lorica_coordinator.service.records import PresentPlan
+from lorica_coordinator.settings import RetentionSection
+from lorica_coordinator.vectors.spool_key import make_key
 from silo_wire.canonical import Digest, digest_of
 from tests.support.rounds import FEDERATION, PLAN, SIGNATURE, T0, A, B
 from tests.unit.test_rounds_store import enrol, live, whole_round

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_security.audit.chain import Head
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import public_key_from_bytes

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.edges.sums.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
-from coordinator.rounds.updates import AggregationResult, Outcome
-from coordinator.service.unusable import UnusableUpdate
-from coordinator.vectors import slab_buffers
-from coordinator.vectors.slab_buffers import SlabBuffer
+from lorica_coordinator.edges.sums.masked_sum import PIECE_WORDS, MaskedVectors, MeanReader
+from lorica_coordinator.rounds.updates import AggregationResult, Outcome
+from lorica_coordinator.service.unusable import UnusableUpdate
+from lorica_coordinator.vectors import slab_buffers
+from lorica_coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS, Ranges, decode, decode_tail

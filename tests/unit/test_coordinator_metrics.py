@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from coordinator.edges.telemetry.metrics import DROPPED, DROPPING_PHASES, CoordinatorMetrics
-from coordinator.rounds.effects import Cause
-from coordinator.rounds.states import Collecting, Gathering, Idle, Stopped
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
-from coordinator.service.attendance import Attendance
-from coordinator.service.views.disclosure import Means
-from coordinator.service.views.pulse import Pulse, pulse
+from lorica_coordinator.edges.telemetry.metrics import DROPPED, DROPPING_PHASES, CoordinatorMetrics
+from lorica_coordinator.rounds.effects import Cause
+from lorica_coordinator.rounds.states import Collecting, Gathering, Idle, Stopped
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.service.attendance import Attendance
+from lorica_coordinator.service.views.disclosure import Means
+from lorica_coordinator.service.views.pulse import Pulse, pulse
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.masked_vectors.scores import Scores

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from coordinator.edges.models.model_store import ModelStore, Slab
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.edges.sums.plan_parts import model_store, plan_parts
-from coordinator.vectors import model_file
+from lorica_coordinator.edges.models.model_store import ModelStore, Slab
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.plan_parts import model_store, plan_parts
+from lorica_coordinator.vectors import model_file
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, ParameterDtype, TensorSpec, manifest_of

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.edges.sums.noised_mean import NoisedMeanReader
-from coordinator.edges.sums.reducers.noised import Noised
-from coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
-from coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
-from coordinator.rounds.events import Aggregated, BudgetExhausted
-from coordinator.rounds.machine import step
-from coordinator.rounds.orders import waiting_for
-from coordinator.rounds.phases.aggregating import SPENT
-from coordinator.rounds.states import Finished as StateFinished
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
-from coordinator.service.unusable import BudgetSpent
+from lorica_coordinator.aggregation.noised_sum import NoisedSum
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.noised_mean import NoisedMeanReader
+from lorica_coordinator.edges.sums.reducers.noised import Noised
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
+from lorica_coordinator.rounds.effects import DiscardUpdates, ModelMade, RoundAbandoned
+from lorica_coordinator.rounds.events import Aggregated, BudgetExhausted
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.orders import waiting_for
+from lorica_coordinator.rounds.phases.aggregating import SPENT
+from lorica_coordinator.rounds.states import Finished as StateFinished
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
+from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
 from lorica_security.noise.discrete_gaussian import SIGMA
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key

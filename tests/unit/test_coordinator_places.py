@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.edges.server.places import Places
+from lorica_coordinator.edges.server.places import Places
 
 LONG_S = 30.0
 

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
-from coordinator.plans.model_source import FolderModel, HubModel, SizedModel
-from coordinator.plans.plan_folder import compile_plan, create_plan
-from coordinator.plans.plan_shelf import PlanShelf
-from coordinator.plans.plan_text import plan_template, plan_text
-from coordinator.plans.presets import PRESETS, preset
+from lorica_coordinator.plans.model_source import FolderModel, HubModel, SizedModel
+from lorica_coordinator.plans.plan_folder import compile_plan, create_plan
+from lorica_coordinator.plans.plan_shelf import PlanShelf
+from lorica_coordinator.plans.plan_text import plan_template, plan_text
+from lorica_coordinator.plans.presets import PRESETS, preset
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, Unreachable
 from silo_wire.canonical import digest_of
 from silo_wire.plans.plan import Plan, PlanBundle

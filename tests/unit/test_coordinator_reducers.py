@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums import reducers as room
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.edges.sums.reducers.chosen import REDUCERS
-from coordinator.vectors import model_file
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums import reducers as room
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.reducers.chosen import REDUCERS
+from lorica_coordinator.vectors import model_file
 from silo_wire.algorithm import Algorithm
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.privacy import PrivacySection

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.upkeep.groups_in_log import newest_groups
-from coordinator.service.records import EnrolledSilo, Invitation
-from coordinator.service.release_groups import EarlierGroups, ReleaseGroups
-from coordinator.service.threads import Threads
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
+from lorica_coordinator.service.records import EnrolledSilo, Invitation
+from lorica_coordinator.service.release_groups import EarlierGroups, ReleaseGroups
+from lorica_coordinator.service.threads import Threads
 from lorica_security.audit.entry import Event
 from lorica_security.errors import AuthorisationError, Conflict, IntegrityError, MalformedMessage, StateError, WrongTime
 from lorica_security.identifiers import Identity, Role, SiloName

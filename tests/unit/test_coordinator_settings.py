@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from coordinator.settings import Settings, settings_text
+from lorica_coordinator.settings import Settings, settings_text
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from coordinator.vectors.slab_buffers import Closed, SlabBuffer, SlabBuffers, ahead
+from lorica_coordinator.vectors.slab_buffers import Closed, SlabBuffer, SlabBuffers, ahead
 
 DEVICES = [
     "cpu",

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.edges.models import spool as spool_module
-from coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.models import spool as spool_module
+from lorica_coordinator.edges.models.spool import Spools
 from lorica_security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
 from lorica_security.secure_aggregation.messages import MaskedInput
 from silo_wire.canonical import digest_of
@@ -137,7 +137,7 @@ def test_killed_process_keeps_what_it_held(spools: Spools, tmp_path: Path) -> No
 import os, signal
 from pathlib import Path
 from tests.unit.test_coordinator_spool import DELTA, HEADER, KEY, LAYOUT, A, chunk_of
-from coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.models.spool import Spools
 spool = Spools(Path({str(spools._folder)!r})).open(KEY, A, HEADER, LAYOUT)
 for index in range(3):
     spool.write(index, chunk_of(HEADER, DELTA.tobytes(), index))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.vectors.stored_vector import StoredVector, VectorReader
-from coordinator.vectors.vector_file import VectorWriter
+from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
+from lorica_coordinator.vectors.vector_file import VectorWriter
 from lorica_security.errors import IntegrityError
 from lorica_security.host.file_mark import FileMark
 from silo_wire.manifest import Layout, TensorSpec

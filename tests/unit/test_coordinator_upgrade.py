@@ -17,12 +17,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-import coordinator.edges.upkeep.upgrade as upgrading
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, metadata
-from coordinator.edges.database.state_json import STATE_VERSION
-from coordinator.edges.upkeep.upgrade import upgrade
-from coordinator.rounds.states import Finished, State, with_deadline
+import lorica_coordinator.edges.upkeep.upgrade as upgrading
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, metadata
+from lorica_coordinator.edges.database.state_json import STATE_VERSION
+from lorica_coordinator.edges.upkeep.upgrade import upgrade
+from lorica_coordinator.rounds.states import Finished, State, with_deadline
 from lorica_security.audit.chain import Head
 from lorica_security.errors import ConfigurationError, StorageError
 from tests.support.rounds import COLLECTING, EVALUATING, FEDERATION, GATHERING, MASKING, PLAN, T0, A, B, C
@@ -146,7 +146,7 @@ def test_revisions_lead_to_the_tables_that_a_new_database_has(old: Path, tmp_pat
 
 def test_from_nothing_up_and_down_through_every_revision(tmp_path: Path) -> None:
     config = Config()
-    config.set_main_option("script_location", str(resources("coordinator.edges.database.migrations")))
+    config.set_main_option("script_location", str(resources("lorica_coordinator.edges.database.migrations")))
     config.set_main_option("path_separator", "os")
     steps = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
     assert (steps[0], steps[-1]) == (FIRST_REVISION, TABLES_REVISION)

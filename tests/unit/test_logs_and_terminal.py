@@ -11,8 +11,8 @@ import pytest
 import structlog
 from rich.console import Console
 
-from coordinator.edges.telemetry.caller import CALLER
-from coordinator.edges.telemetry.logs import log_to_stderr
+from lorica_coordinator.edges.telemetry.caller import CALLER
+from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from silo_agent.edges.console.display import LogDisplay, TerminalDisplay

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.edges.sums.round_evidence import RoundEvidence
-from coordinator.service.round_checks import RoundChecks
+from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
+from lorica_coordinator.service.round_checks import RoundChecks
 from lorica_security.errors import IntegrityError, PolicyRefusal, StateError
 from lorica_security.identifiers import Identity, Role, SiloName
 from lorica_security.identity.succession import succession_statement

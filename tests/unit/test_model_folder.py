@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import pre_tokenizers
 
-from coordinator.plans import model_source
-from coordinator.plans.model_source import FolderModel, HubModel, write_model
+from lorica_coordinator.plans import model_source
+from lorica_coordinator.plans.model_source import FolderModel, HubModel, write_model
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError
 from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
 from silo_agent.training.model.initial_model import compare
@@ -226,7 +226,7 @@ def test_pickle_of_an_index_is_not_opened(folder: Path, tmp_path: Path, monkeypa
         write_model(FolderModel(folder), tmp_path, seed=1)
 
 
-@pytest.mark.parametrize("module", ["coordinator.plans.model_source", "silo_agent.training.model.initial_files"])
+@pytest.mark.parametrize("module", ["lorica_coordinator.plans.model_source", "silo_agent.training.model.initial_files"])
 def test_a_panic_in_this_very_process_is_a_refusal(
     origin: Path, bundle: PlanBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coordinator.plans.model_source import SizedModel
 from lorica.demo.run import Layout
 from lorica.demo.scoring import Score
 from lorica.privacy_utility import joint as study
 from lorica.privacy_utility.joint import PARTS, WAYS, run_joint
 from lorica.privacy_utility.rows import EIGHT, TODAY
 from lorica.privacy_utility.silos import NAMES
+from lorica_coordinator.plans.model_source import SizedModel
 from silo_wire.plans.plan import Plan
 
 
@@ -31,7 +31,7 @@ def federations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[str, l
             (place.data(name) / "test.jsonl").write_text("{}\n")
 
     def simulate(plan: Path, silos: dict[str, Path], out: Path, *, threads: int) -> Any:
-        from coordinator.plans.plan_folder import compile_plan
+        from lorica_coordinator.plans.plan_folder import compile_plan
 
         bundle = compile_plan(plan)
         ids = {

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.plans.model_source import FolderModel, SizedModel
-from coordinator.plans.plan_folder import create_plan
 from lorica.experiments.definition import StartSection
 from lorica.experiments.practice import random_schemas, wikisql
 from lorica.experiments.practice.random_schemas import Pair
 from lorica.experiments.practice.warm_up import start
+from lorica_coordinator.plans.model_source import FolderModel, SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError
 from silo_agent.training.device import DeviceSettings

@@ -14,9 +14,6 @@ import pytest
 import torch
 from scipy import stats
 
-from coordinator.aggregation.noised_sum import NoisedSum
-from coordinator.edges.sums.reducers import noised as noised_reducer
-from coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica.privacy_audit.checks import (
     FALSE_ALARM,
     Check,
@@ -34,6 +31,9 @@ from lorica.privacy_audit.conformity.conformity import conformity
 from lorica.privacy_audit.conformity.joint_checks import joint_conformity
 from lorica.privacy_audit.conformity.tape import summed
 from lorica.privacy_audit.silo_level import at_the_coordinator, at_the_silos, silo_level
+from lorica_coordinator.aggregation.noised_sum import NoisedSum
+from lorica_coordinator.edges.sums.reducers import noised as noised_reducer
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_security.noise import noise_streams
 from lorica_security.privacy.accounting import GaussianRelease
 from lorica_security.secure_aggregation import parameters

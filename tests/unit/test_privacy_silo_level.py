@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from scipy import optimize, stats
 
-from coordinator.plans.forecast import forecast, require_worth
+from lorica_coordinator.plans.forecast import forecast, require_worth
 from lorica_security.errors import ConfigurationError
 from lorica_security.privacy.accounting import GaussianRelease
 from silo_wire.canonical import digest_of

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
-from coordinator.rounds.effects import Record, RoundAbandoned
-from coordinator.rounds.states import Collecting, Idle, State, deadline_of
-from coordinator.service.loop.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
-from coordinator.service.threads import Threads
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.rounds.effects import Record, RoundAbandoned
+from lorica_coordinator.rounds.states import Collecting, Idle, State, deadline_of
+from lorica_coordinator.service.loop.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
+from lorica_coordinator.service.threads import Threads
 from lorica_security.errors import StateError, StorageError
 from tests.support.rounds import T0, A, B, C, ready, started
 from tests.support.virtual_time import in_virtual_time

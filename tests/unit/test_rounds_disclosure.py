@@ -7,17 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from coordinator.edges.server.operator_servicer import round_record
-from coordinator.edges.telemetry.metrics import CoordinatorMetrics
-from coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpened, UpdateAccepted
-from coordinator.rounds.scores import BestModel
-from coordinator.rounds.states import Report
-from coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
-from coordinator.service.attendance import Attendance
-from coordinator.service.journal import Journal
-from coordinator.service.records import EnrolledSilo, RoundRow, SiloRow
-from coordinator.service.views.disclosure import Means, means_of, of_all_silos
-from coordinator.service.views.standing import standing
+from lorica_coordinator.edges.server.operator_servicer import round_record
+from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpened, UpdateAccepted
+from lorica_coordinator.rounds.scores import BestModel
+from lorica_coordinator.rounds.states import Report
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.service.attendance import Attendance
+from lorica_coordinator.service.journal import Journal
+from lorica_coordinator.service.records import EnrolledSilo, RoundRow, SiloRow
+from lorica_coordinator.service.views.disclosure import Means, means_of, of_all_silos
+from lorica_coordinator.service.views.standing import standing
 from lorica_security.identifiers import FederationName, SiloName
 from silo_wire.messages import AgentPhase
 from tests.support.rounds import (

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
-from coordinator.rounds.effects import (
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
     DisarmDeadline,
@@ -18,7 +18,7 @@ from coordinator.rounds.effects import (
     RoundOpened,
     UpdateAccepted,
 )
-from coordinator.rounds.events import (
+from lorica_coordinator.rounds.events import (
     Aggregated,
     AggregationFailed,
     DeadlinePassed,
@@ -32,9 +32,9 @@ from coordinator.rounds.events import (
     Resumed,
     SiloLeft,
 )
-from coordinator.rounds.machine import step
-from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import (
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.orders import order_for, waiting_for
+from lorica_coordinator.rounds.states import (
     Aggregating,
     Collecting,
     Evaluating,
@@ -47,7 +47,7 @@ from coordinator.rounds.states import (
     population_of,
     round_of,
 )
-from coordinator.rounds.updates import Outcome
+from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import LoricaError
 from silo_wire.messages import Evaluate, RoundKey, Train
 from tests.support.rounds import (

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
-from coordinator.rounds.cohorts.whole_groups import awaited_groups
-from coordinator.rounds.effects import (
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.rounds.cohorts.whole_groups import awaited_groups
+from lorica_coordinator.rounds.effects import (
     Aggregate,
     DiscardUpdates,
     EvaluationAccepted,
@@ -20,11 +20,18 @@ from coordinator.rounds.effects import (
     RoundClosed,
     SiloDropped,
 )
-from coordinator.rounds.events import AggregationFailed, DeadlinePassed, MaskAnswered, PlanStopped, Resumed, SiloLeft
-from coordinator.rounds.machine import step
-from coordinator.rounds.orders import waiting_for
-from coordinator.rounds.phases.masking import check_may_send_masked
-from coordinator.rounds.states import (
+from lorica_coordinator.rounds.events import (
+    AggregationFailed,
+    DeadlinePassed,
+    MaskAnswered,
+    PlanStopped,
+    Resumed,
+    SiloLeft,
+)
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.orders import waiting_for
+from lorica_coordinator.rounds.phases.masking import check_may_send_masked
+from lorica_coordinator.rounds.states import (
     Aggregating,
     Barred,
     Collecting,
@@ -36,9 +43,9 @@ from coordinator.rounds.states import (
     Stopped,
     course_of,
 )
-from coordinator.rounds.updates import Outcome
-from coordinator.service.records import RoundRow, SiloRow
-from coordinator.service.views.round_rows import as_they_stand
+from lorica_coordinator.rounds.updates import Outcome
+from lorica_coordinator.service.records import RoundRow, SiloRow
+from lorica_coordinator.service.views.round_rows import as_they_stand
 from lorica_security.errors import Conflict, WrongTime
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors import mask_stream

@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from coordinator.rounds.events import PlanStopped, SiloLeft
-from coordinator.rounds.orders import order_for, waiting_for
-from coordinator.rounds.states import Gathering, Idle, State
-from coordinator.rounds.updates import IncludedUpdate
+from lorica_coordinator.rounds.events import PlanStopped, SiloLeft
+from lorica_coordinator.rounds.orders import order_for, waiting_for
+from lorica_coordinator.rounds.states import Gathering, Idle, State
+from lorica_coordinator.rounds.updates import IncludedUpdate
 from lorica_security.identifiers import SiloName
 from silo_wire.messages import Evaluate, Finished, Prepare, Standby, StandbyReason, Train
 from tests.support.rounds import (

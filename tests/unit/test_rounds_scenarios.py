@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.rounds.effects import (
+from lorica_coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
     Cause,
@@ -22,7 +22,7 @@ from coordinator.rounds.effects import (
     SiloLastSeen,
     UpdateAccepted,
 )
-from coordinator.rounds.events import (
+from lorica_coordinator.rounds.events import (
     AggregationFailed,
     DeadlinePassed,
     PlanOffered,
@@ -33,9 +33,9 @@ from coordinator.rounds.events import (
     Resumed,
     SiloLeft,
 )
-from coordinator.rounds.machine import step
-from coordinator.rounds.phases.collecting import check_may_commit
-from coordinator.rounds.states import (
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.phases.collecting import check_may_commit
+from lorica_coordinator.rounds.states import (
     Aggregating,
     Collecting,
     Evaluating,
@@ -48,7 +48,7 @@ from coordinator.rounds.states import (
     Task,
     course_of,
 )
-from coordinator.rounds.updates import IncludedUpdate, Outcome
+from lorica_coordinator.rounds.updates import IncludedUpdate, Outcome
 from lorica_security.errors import AuthorisationError, Conflict, StateError, WrongTime
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest, digest_of

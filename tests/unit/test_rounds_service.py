@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.edges.sums.plan_parts import model_store
-from coordinator.plans.plan_shelf import PlanShelf
-from coordinator.rounds.events import DeadlinePassed
-from coordinator.rounds.states import Collecting, population_of, round_of
-from coordinator.rounds.states import Finished as StateFinished
-from coordinator.service.federation import Federation
-from coordinator.service.release_groups import EarlierGroups
+from lorica_coordinator.edges.sums.plan_parts import model_store
+from lorica_coordinator.plans.plan_shelf import PlanShelf
+from lorica_coordinator.rounds.events import DeadlinePassed
+from lorica_coordinator.rounds.states import Collecting, population_of, round_of
+from lorica_coordinator.rounds.states import Finished as StateFinished
+from lorica_coordinator.service.federation import Federation
+from lorica_coordinator.service.release_groups import EarlierGroups
 from lorica_security.errors import (
     AuthenticationError,
     AuthorisationError,

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.edges.database.certificate_records import EXPIRED_KEPT_S
-from coordinator.edges.database.database_copy import copy_database
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS
-from coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
-from coordinator.edges.upkeep.backup import leave_out_what_is_under_way
-from coordinator.rounds.effects import COMMANDS, Record
-from coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
-from coordinator.rounds.machine import step
-from coordinator.rounds.scores import BestModel
-from coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
-from coordinator.rounds.updates import IncludedUpdate
-from coordinator.service.records import Certificate, EnrolledSilo, Invitation
+from lorica_coordinator.edges.database.certificate_records import EXPIRED_KEPT_S
+from lorica_coordinator.edges.database.database_copy import copy_database
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.edges.upkeep.backup import leave_out_what_is_under_way
+from lorica_coordinator.rounds.effects import COMMANDS, Record
+from lorica_coordinator.rounds.events import DeadlinePassed, Event, PlanStopped
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.scores import BestModel
+from lorica_coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
+from lorica_coordinator.rounds.updates import IncludedUpdate
+from lorica_coordinator.service.records import Certificate, EnrolledSilo, Invitation
 from lorica_security.errors import AuthenticationError, StorageError
 from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import digest_of

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 
-from coordinator.rounds.effects import ArmDeadline, DisarmDeadline
-from coordinator.rounds.events import EVENTS, Event
-from coordinator.rounds.machine import TABLE, step
-from coordinator.rounds.states import STATES, State, deadline_of
+from lorica_coordinator.rounds.effects import ArmDeadline, DisarmDeadline
+from lorica_coordinator.rounds.events import EVENTS, Event
+from lorica_coordinator.rounds.machine import TABLE, step
+from lorica_coordinator.rounds.states import STATES, State, deadline_of
 from lorica_security.errors import LoricaError, WrongTime
 from tests.support.rounds import ONE_OF_EACH_EVENT, ONE_OF_EACH_STATE
 

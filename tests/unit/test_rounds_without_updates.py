@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.rounds.effects import RoundAbandoned
-from coordinator.rounds.machine import step
-from coordinator.rounds.states import Aggregating, Finished, Idle, Opening, State, Stopped, Task
-from coordinator.rounds.without_updates import without_updates
+from lorica_coordinator.rounds.effects import RoundAbandoned
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.states import Aggregating, Finished, Idle, Opening, State, Stopped, Task
+from lorica_coordinator.rounds.without_updates import without_updates
 from tests.support.masked_rounds import MaskedRounds
 from tests.support.rounds import (
     AGGREGATING,

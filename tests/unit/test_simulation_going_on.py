@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.service.records import RoundRow
 from lorica.simulation.going_on import MOST_ATTEMPTS, PATIENCE_S, GoingOn
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica.soak.commands import MOST_ROTATIONS, Commander
 from lorica.soak.federation import COORDINATOR
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_security.errors import StateError
 from silo_agent.edges.disk.silo_folder import SiloFolder
 

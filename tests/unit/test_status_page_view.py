@@ -6,17 +6,17 @@ from html.parser import HTMLParser
 import pytest
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from coordinator.edges.server.gate import Refusal
-from coordinator.edges.status_page import charts
-from coordinator.edges.status_page.charts import MOST_SERIES, line_chart, share_chart
-from coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
-from coordinator.edges.status_page.view import PageView, page_view
-from coordinator.plans.presets import preset
-from coordinator.service.issued import AuthorityStanding
-from coordinator.service.records import MaskedTotals, RoundRow, SiloRow
-from coordinator.service.release_groups import GroupsStanding
-from coordinator.service.views.disclosure import of_all_silos
-from coordinator.service.views.standing import SiloStanding, Standing
+from lorica_coordinator.edges.server.gate import Refusal
+from lorica_coordinator.edges.status_page import charts
+from lorica_coordinator.edges.status_page.charts import MOST_SERIES, line_chart, share_chart
+from lorica_coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
+from lorica_coordinator.edges.status_page.view import PageView, page_view
+from lorica_coordinator.plans.presets import preset
+from lorica_coordinator.service.issued import AuthorityStanding
+from lorica_coordinator.service.records import MaskedTotals, RoundRow, SiloRow
+from lorica_coordinator.service.release_groups import GroupsStanding
+from lorica_coordinator.service.views.disclosure import of_all_silos
+from lorica_coordinator.service.views.standing import SiloStanding, Standing
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from silo_wire.canonical import Digest
@@ -116,7 +116,7 @@ def view(**changes: object) -> PageView:
 
 def rendered(of: PageView) -> str:
     templates = Environment(
-        loader=PackageLoader("coordinator.edges.status_page"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("lorica_coordinator.edges.status_page"), autoescape=True, undefined=StrictUndefined
     )
     return templates.get_template("page.html.j2").render(view=of, charts=charts)
 

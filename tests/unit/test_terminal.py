@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from coordinator.cli import main as coordinator
-from coordinator.edges.operator_host.watch_view import Seen, picture
 from lorica.documentation.docs_commands import PROGRAMS
+from lorica_coordinator.cli import main as coordinator
+from lorica_coordinator.edges.operator_host.watch_view import Seen, picture
 from lorica_security.console.preflight import Check, Outcome
 from lorica_security.console.preflight_page import check_page
 from lorica_security.console.terminal import Page, show_table, terminal

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from coordinator.edges.models.export import export_model
-from coordinator.edges.sums.plan_parts import base_store
-from coordinator.plans.plan_folder import compile_plan
-from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
+from lorica_coordinator.edges.models.export import export_model
+from lorica_coordinator.edges.sums.plan_parts import base_store
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.data.text_to_sql_data import Example, SiloData

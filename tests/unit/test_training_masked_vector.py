@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
+from lorica_coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
 from lorica_security.errors import IntegrityError, StateError, StorageError
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identifiers import SiloName

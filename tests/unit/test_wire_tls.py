@@ -14,7 +14,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
-COMMANDS = {"coordinator.cli": ["serve"], "silo_agent.cli": ["start"], "lorica.cli": ["silos", "/dev/null/x"]}
+COMMANDS = {"lorica_coordinator.cli": ["serve"], "silo_agent.cli": ["start"], "lorica.cli": ["silos", "/dev/null/x"]}
 """Of each program one that fails, for want of a folder."""
 
 
@@ -47,7 +47,7 @@ import os, signal, sys
 def state():
     return dict(os.environ), signal.getsignal(signal.SIGINT), sys.excepthook, sys.getrecursionlimit()
 before = state()
-import coordinator.composition, coordinator.cli, silo_agent.cli, silo_agent.edges.wire.grpc_client, lorica.cli
+import lorica_coordinator.composition, coordinator.cli, silo_agent.cli, silo_agent.edges.wire.grpc_client, lorica.cli
 import silo_agent.service.agent, lorica_security.daemon.metrics_port, silo_wire.codecs.orders_codec
 print(before == state())
 """)
@@ -63,8 +63,8 @@ def test_grpc_imported_first_is_refused() -> None:
 def test_nothing_is_dialled_or_served_by_a_process_that_would_speak_tls_1_2() -> None:
     done = python("""
 from types import SimpleNamespace
-from coordinator.edges.operator_host.operator_client import OperatorAccess
-from coordinator.edges.server.presented import Presented
+from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
+from lorica_coordinator.edges.server.presented import Presented
 from lorica_security.errors import StateError
 from lorica_security.identifiers import FederationName
 from silo_agent.edges.wire.channel import pinned_channel
@@ -92,8 +92,8 @@ os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-ECDSA-AES128-GCM-SHA256"
 import grpc
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
 import grpc.aio
-from coordinator.edges.server.grpc_server import Listener
-from coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.edges.server.grpc_server import Listener
+from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica.demo.ports import free_ports
 from lorica_security.errors import StateError
 from lorica_security.identifiers import FederationName

@@ -16,9 +16,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.vectors.model_file import MODEL_FILE
 from lorica.bench.constant_silo import STEP, moved
 from lorica.bench.figures import Reading, Run
 from lorica.bench.model import write_model
@@ -28,6 +25,9 @@ from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, environment, run
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.silos import write_silo
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.errors import StateError
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import EXTRA_WORDS
 from silo_agent.service.model_checks import Mode
@@ -37,7 +37,7 @@ POLL_S = 0.02
 PREPARING_S = 30.0
 WRITTEN_LATELY_NS = 100_000_000
 LONGEST_ROUND_S = 3600.0
-_COORDINATOR_IMPORTS = ("coordinator.cli", "coordinator.edges.sums.aggregator")
+_COORDINATOR_IMPORTS = ("lorica_coordinator.cli", "lorica_coordinator.edges.sums.aggregator")
 _AGENT_IMPORTS = (
     "lorica.bench.constant_silo",
     "silo_agent.edges.workshop.workshop",
@@ -84,7 +84,7 @@ def run_lorica(
     made = write_model(work / "t5", parameters, seed=1, dtype=torch.bfloat16 if wire == "bfloat16" else torch.float32)
     _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, masked=masked)
     with Processes(work) as processes:
-        processes.start("coordinator", "coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
+        processes.start("coordinator", "lorica_coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
         view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
         view.wait_until_serving(processes.check, LONGEST_ROUND_S)
         with ThreadPoolExecutor(2) as pool:
@@ -118,7 +118,7 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, maske
     model = work / "t5"
     config = {"XDG_CONFIG_HOME": str(work / "config")}  # the user's own commands must not mean this coordinator later
     run(
-        "coordinator.cli",
+        "lorica_coordinator.cli",
         *("init", str(home), "--federation", "bench", "--host", "127.0.0.1", "--no-plan", "--status-port", "0"),
         *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         extra=config,
@@ -132,13 +132,13 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, maske
         **(_SECURE_VALUES if masked else {}),
     }
     settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
-    run("coordinator.cli", "plan", "new", PLAN, "--model", str(model), *settings, *where)
+    run("lorica_coordinator.cli", "plan", "new", PLAN, "--model", str(model), *settings, *where)
     shutil.rmtree(model)  # the plan has a copy, and disks have ends
     write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
 
 
 def _enrol(work: Path, home: Path, name: str, parameters: int, *, masked: Mode | None) -> None:
-    token = run("coordinator.cli", "invite", name, "--dir", str(home))
+    token = run("lorica_coordinator.cli", "invite", name, "--dir", str(home))
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(work / name))
     upload = 4 * (parameters + EXTRA_WORDS if masked else parameters)
     policy = f"[policy]\nmax_parameters = {parameters}\nmax_upload_bytes = {upload}\n"
@@ -227,7 +227,7 @@ def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
     """
     fine, finest = (2.0**-16, 2.0**-10) if masked else (2.0**-20, 2.0**-20)
     home = work / "coordinator"
-    run("coordinator.cli", "export", str(work / "model"), "--dir", str(home))
+    run("lorica_coordinator.cli", "export", str(work / "model"), "--dir", str(home))
     initial = Coordinator.load(CoordinatorFolder(home)).settings.state_folder / "plans" / PLAN / MODEL_FILE
     with safe_open(initial, "pt") as before, safe_open(work / "model" / MODEL_FILE, "pt") as after:
         names = after.keys()

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.service.records import COMPLETED
+from lorica_coordinator.service.records import COMPLETED
 from silo_wire.v1 import operator_pb2
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from coordinator.edges.operator_host.operator_client import OperatorAccess
+from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
 from lorica_security.errors import StateError, Unreachable
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 

@@ -18,9 +18,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.service.records import COMPLETED
 from lorica.demo.display import RoundDisplay, round_table
 from lorica.demo.observer import FederationView
 from lorica.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
@@ -31,6 +28,9 @@ from lorica.demo.silos.query_log import TEST, query_log
 from lorica.demo.silos.silos import SILOS, Record, write_silo
 from lorica.demo.silos.specification import SiloSpecification
 from lorica.demo.warm_start import write_textbook_start
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.service.records import COMPLETED
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, StateError
 from silo_agent.edges.disk.plan_store import PlanStore
@@ -168,7 +168,7 @@ def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scor
         with console.status("coordinator: init, plan new"):
             _set_up_coordinator(place, scene.plan)
         processes.start(
-            "coordinator", "coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
+            "coordinator", "lorica_coordinator.cli", ["serve", "--dir", str(place.coordinator), "--plan", PLAN_NAME]
         )
         coordinator = Coordinator.load(CoordinatorFolder(place.coordinator))
         view = FederationView(coordinator.operator_access())
@@ -188,7 +188,14 @@ def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scor
             with console.status("each silo makes the plan's initial model again, and approves the plan"):
                 _approve(place, names, processes)
         status, records = _watch(view, processes, names, console)
-    run("coordinator.cli", "export", str(place.model), "--dir", str(place.coordinator), log=place.logs / "commands.log")
+    run(
+        "lorica_coordinator.cli",
+        "export",
+        str(place.model),
+        "--dir",
+        str(place.coordinator),
+        log=place.logs / "commands.log",
+    )
     with console.status("scoring the first and the final model on held-out questions"):
         before, after = score(
             place.coordinator,
@@ -231,7 +238,7 @@ def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:
     log = place.logs / "commands.log"
     where = ("--dir", str(place.coordinator))
     run(
-        "coordinator.cli",
+        "lorica_coordinator.cli",
         *("init", str(place.coordinator), "--federation", "demo", "--host", "127.0.0.1"),
         *("--silos-port", str(silos), "--enrolment-port", str(enrolment), "--metrics-port", str(metrics)),
         *("--status-port", str(status), "--no-plan"),
@@ -239,11 +246,11 @@ def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:
         # The user's own commands must not mean the demo's coordinator from now on.
         extra={"XDG_CONFIG_HOME": str(place.out / "config")},
     )
-    run("coordinator.cli", "plan", "new", PLAN_NAME, *where, *plan, log=log)
+    run("lorica_coordinator.cli", "plan", "new", PLAN_NAME, *where, *plan, log=log)
 
 
 def _enrol(place: Layout, name: str) -> None:
-    token = run("coordinator.cli", "invite", name, "--dir", str(place.coordinator))  # a secret: not logged
+    token = run("lorica_coordinator.cli", "invite", name, "--dir", str(place.coordinator))  # a secret: not logged
     run("silo_agent.cli", "enroll", token.strip(), "--dir", str(place.agent(name)))
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.opened import Coordinator
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.opened import Coordinator
 from silo_agent.service.ports import RoundModel
 from silo_agent.sql_sandbox import Sandbox, SqliteTarget
 from silo_agent.training.data.text_to_sql_data import load_silo_data

@@ -7,9 +7,9 @@ left for what only they know.
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.plans.model_source import SizedModel
 from lorica.demo.silos.silos import Record
 from lorica.warm_start import write_warm_start
+from lorica_coordinator.plans.model_source import SizedModel
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import Example, SiloData
 from silo_agent.training.device import DeviceSettings

@@ -9,7 +9,7 @@ from silo_wire.weightings.named import WEIGHTINGS
 
 def algorithm_table() -> str:
     # Here, not above: torch, which reducers bring, takes seconds to import.
-    from coordinator.edges.sums.reducers.chosen import REDUCERS
+    from lorica_coordinator.edges.sums.reducers.chosen import REDUCERS
 
     header = ("algorithm", "what it is", "needs of a silo", "under masks", "with privacy", "passes over the deltas")
     weightings = [_row(f'weighting `"{it.name}"`', it) for it in WEIGHTINGS]

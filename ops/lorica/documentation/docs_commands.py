@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import typer.main
 
-from coordinator.cli import app as coordinator_app
 from lorica.cli import app as lorica_app
+from lorica_coordinator.cli import app as coordinator_app
 from silo_agent.cli import app as silo_app
 
 PROGRAMS: Final[dict[str, typer.Typer]] = {"coordinator": coordinator_app, "silo-agent": silo_app, "lorica": lorica_app}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from coordinator.plans.forecast import forecast, require_worth
+from lorica_coordinator.plans.forecast import forecast, require_worth
 from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import digest_of
 from silo_wire.plans.plan import Plan

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from coordinator.edges.check.misconfigurations import Mistake as CoordinatorMistake
-from coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
-from coordinator.edges.server.grpc_server import OPEN_FILES
 from lorica.documentation.markdown import markdown_table
+from lorica_coordinator.edges.check.misconfigurations import Mistake as CoordinatorMistake
+from lorica_coordinator.edges.server.gate import OF_ALL_STRANGERS, OF_ONE_CALLER
+from lorica_coordinator.edges.server.grpc_server import OPEN_FILES
 from lorica_security.console.preflight import Misconfiguration
 from lorica_security.daemon.http_server import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ONE, MAX_HEAD_BYTES, REQUEST_S
 from silo_agent.edges.check.misconfigurations import Mistake as SiloMistake

@@ -5,8 +5,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from lorica.documentation.markdown import DOCS, markdown_table
+from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
 from silo_agent.edges.console.metrics import SiloMetrics
 from silo_wire.wire_version import OURS

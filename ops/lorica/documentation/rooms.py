@@ -7,14 +7,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-import coordinator
 import lorica
+import lorica_coordinator
 import lorica_security
 import silo_agent
 import silo_wire
 
 PACKAGES: Final[Mapping[str, ModuleType]] = {
-    package.__name__: package for package in (coordinator, silo_agent, silo_wire, lorica_security, lorica)
+    package.__name__: package for package in (lorica_coordinator, silo_agent, silo_wire, lorica_security, lorica)
 }
 
 

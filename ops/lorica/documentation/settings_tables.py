@@ -3,11 +3,11 @@
 from importlib.resources import files
 from typing import Final
 
-from coordinator import settings as coordinator_settings
-from coordinator.plans.plan_text import plan_template
-from coordinator.plans.presets import PRESETS, preset
 from lorica.documentation.markdown import markdown_table
 from lorica.documentation.settings_fields import as_toml, flattened, leaves, order_of, template_comments, values_of
+from lorica_coordinator import settings as coordinator_settings
+from lorica_coordinator.plans.plan_text import plan_template
+from lorica_coordinator.plans.presets import PRESETS, preset
 from silo_agent.settings import Settings as SiloSettings
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.model import ModelSection
@@ -162,7 +162,7 @@ def preset_table() -> str:
 
 
 def federation_table() -> str:
-    template = files("coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
+    template = files("lorica_coordinator").joinpath("federation_template.toml").read_text(encoding="utf-8")
     described = template_comments(template)
     rows = []
     for key, field in leaves(coordinator_settings.Settings):

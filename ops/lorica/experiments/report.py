@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.service.records import COMPLETED
 from lorica.experiments.averages import Score, macro_average, micro_average
 from lorica.experiments.definition import SETUPS, Study
 from lorica.experiments.pictures import Curve, Curves, Dots, Picture, draw
 from lorica.experiments.results_file import RESULTS, results
+from lorica_coordinator.service.records import COMPLETED
 from lorica_security.errors import ConfigurationError
 
 PAGE = "report.md"

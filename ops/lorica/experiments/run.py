@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from coordinator.plans.model_source import ModelSource
-from coordinator.plans.plan_folder import create_plan, require_valid
 from lorica.experiments.averages import macro_average, micro_average
 from lorica.experiments.data import merged, own_copy, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
@@ -34,6 +32,8 @@ from lorica.simulation.report import round_facts
 from lorica.simulation.run import Simulated, logging_to, silos_in, simulate
 from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
+from lorica_coordinator.plans.model_source import ModelSource
+from lorica_coordinator.plans.plan_folder import create_plan, require_valid
 from lorica_security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName

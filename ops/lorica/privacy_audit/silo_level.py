@@ -15,13 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums.aggregator import Aggregator
-from coordinator.edges.sums.reducers import noised
-from coordinator.edges.sums.release_ledger import ReleaseLedger
-from coordinator.rounds.updates import CommittedUpdate
-from coordinator.vectors import model_file
 from lorica.privacy_audit.checks import (
     Check,
     correlation_limit,
@@ -32,6 +25,13 @@ from lorica.privacy_audit.checks import (
     replaced,
     worst,
 )
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.reducers import noised
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_coordinator.rounds.updates import CommittedUpdate
+from lorica_coordinator.vectors import model_file
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.noise.discrete_gaussian import SIGMA_BITS
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream

@@ -13,8 +13,6 @@ from typing import Final
 
 from rich.console import Console
 
-from coordinator.plans.model_source import FolderModel
-from coordinator.plans.plan_folder import create_plan
 from lorica.demo.plan import private_values
 from lorica.demo.run import Layout, write_private_silos
 from lorica.privacy_utility.answers import Answers
@@ -22,6 +20,8 @@ from lorica.privacy_utility.comparison import comparison_table, comparisons
 from lorica.privacy_utility.rows import EIGHT, TODAY, Row, keep, read_rows
 from lorica.privacy_utility.silos import HELD_OUT, NAMES, study_silos
 from lorica.simulation.run import logging_to, silos_in, simulate
+from lorica_coordinator.plans.model_source import FolderModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.terminal import show_table
 
 PARTS: Final = 4

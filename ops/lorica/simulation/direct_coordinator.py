@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.service.callers.silos import ModelSource
-from coordinator.service.federation import Federation
+from lorica_coordinator.service.callers.silos import ModelSource
+from lorica_coordinator.service.federation import Federation
 from lorica_security.audit.chain import Head
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.errors import StorageError

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import dropwhile, takewhile
 
-from coordinator.service.records import RoundRow
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StateError
 
 MOST_ATTEMPTS = 3

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.edges.keys.key_store import KeyStore
-from coordinator.opened import Coordinator
-from coordinator.plans.plan_folder import compile_plan
-from coordinator.service.federation import Federation
-from coordinator.settings import settings_text
 from lorica.simulation.silo_data import changed, remember
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.service.federation import Federation
+from lorica_coordinator.settings import settings_text
 from lorica_security.errors import StateError
 from lorica_security.host import files
 from lorica_security.identifiers import FederationName, SiloName

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.service.records import COMPLETED, RoundRow, SiloRow
 from lorica.simulation.run import Simulated
+from lorica_coordinator.service.records import COMPLETED, RoundRow, SiloRow
 from lorica_security.console.terminal import show_table
 from lorica_security.host import files
 

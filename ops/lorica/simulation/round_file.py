@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.model_store import ModelStore
 from silo_agent.service.ports import RoundModel
 from silo_wire.canonical import Digest
 

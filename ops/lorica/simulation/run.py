@@ -16,12 +16,6 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from coordinator.composition import service_of
-from coordinator.edges.telemetry.metrics import CoordinatorMetrics
-from coordinator.opened import Coordinator
-from coordinator.plans.plan_folder import compile_plan
-from coordinator.service.federation import Federation
-from coordinator.service.records import RoundRow
 from lorica.simulation import disk
 from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from lorica.simulation.going_on import GoingOn
@@ -33,6 +27,12 @@ from lorica.simulation.silo_data import lines
 from lorica.simulation.workers.one_bench import OneBench, TakingTurns
 from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
 from lorica.simulation.workers.worker_pool import Died, WorkerPool
+from lorica_coordinator.composition import service_of
+from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.service.federation import Federation
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, LoricaError, StateError
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName, federation_name, silo_name

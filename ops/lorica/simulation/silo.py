@@ -7,10 +7,10 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.service.federation import Federation
 from lorica.simulation.direct_coordinator import DirectCoordinator
 from lorica.simulation.losses import LOSSES_FILE
 from lorica.simulation.workers.worker_messages import WorkerSilo
+from lorica_coordinator.service.federation import Federation
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity.endorsement import endorse_request
 from lorica_security.identity.enrolment_token import decode

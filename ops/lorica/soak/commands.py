@@ -103,12 +103,12 @@ class Commander:
         if not self.backups:
             return self._backup()
         target = self.out / f"restored-{self._number}"
-        words = ("coordinator.cli", "restore", str(self.backups[-1]), str(target), "--without-log")
+        words = ("lorica_coordinator.cli", "restore", str(self.backups[-1]), str(target), "--without-log")
         with self.federation.down(COORDINATOR):
             self._killed("restore", *words)
             if not target.exists():
                 self._insist(*words)
-            self._insist("coordinator.cli", "status", "--dir", str(target))
+            self._insist("lorica_coordinator.cli", "status", "--dir", str(target))
 
     def _upgrade(self) -> None:
         with self.federation.down(COORDINATOR):
@@ -140,7 +140,7 @@ class Commander:
         return str(self.federation.agent(silo).root)
 
     def _operators(self, *words: str) -> Sequence[str]:
-        return "coordinator.cli", *words, "--dir", str(self.federation.folder.root)
+        return "lorica_coordinator.cli", *words, "--dir", str(self.federation.folder.root)
 
     def _twice(self, *words: str) -> None:
         """Killed, then to its end."""

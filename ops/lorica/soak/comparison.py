@@ -7,7 +7,7 @@ all is compared then but numbers. tests/crash makes the draws repeatable, and co
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.service.records import RoundRow, SiloRow
+from lorica_coordinator.service.records import RoundRow, SiloRow
 from silo_wire.canonical import Digest
 
 NO_MODEL = Digest("")

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.edges.database.round_store import SqlRoundStore
-from coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from coordinator.opened import Coordinator
-from coordinator.rounds.states import Finished, Idle
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, run
 from lorica.demo.silos.silos import SILOS, keep_first, write_silo
 from lorica.soak.comparison import Result
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.rounds.states import Finished, Idle
 from lorica_security.errors import StateError
 from lorica_security.host.files import write_private
 from silo_agent.edges.disk.silo_folder import SiloFolder
@@ -106,7 +106,7 @@ class MortalFederation:
                 )
         ports = free_ports(3)
         run(
-            "coordinator.cli",
+            "lorica_coordinator.cli",
             *(
                 "init",
                 str(self.folder.root),
@@ -129,7 +129,7 @@ class MortalFederation:
             **shape.values,
         }
         settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
-        run("coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *settings)
+        run("lorica_coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *settings)
 
     def copy(self, root: Path, processes: Processes) -> "MortalFederation":
         """The same federation once more, on other ports: same plan, same authority, same data; before anything ran."""
@@ -144,7 +144,9 @@ class MortalFederation:
 
     def invite(self) -> Mapping[str, str]:
         """A token for every silo; the coordinator is not running."""
-        return {silo: run("coordinator.cli", "invite", silo, *self._where()).strip() for silo in self.shape.silos}
+        return {
+            silo: run("lorica_coordinator.cli", "invite", silo, *self._where()).strip() for silo in self.shape.silos
+        }
 
     def enrol(self, tokens: Mapping[str, str]) -> None:
         """Every silo; the coordinator is running."""
@@ -159,7 +161,7 @@ class MortalFederation:
     def command(self, process: str) -> tuple[str, list[str]]:
         """The module and the arguments that start this process, and start it again."""
         if process == COORDINATOR:
-            return "coordinator.cli", ["serve", *self._where(), "--plan", PLAN]
+            return "lorica_coordinator.cli", ["serve", *self._where(), "--plan", PLAN]
         data = self.root / "data" / process
         return "silo_agent.cli", ["start", "--dir", str(self.agent(process).root), "--data", str(data)]
 

@@ -181,13 +181,13 @@ def _go_on_from(backup: Path, federation: MortalFederation) -> None:
     """In place of the coordinator whose plan is over, with the silos as they are: they have seen later rounds than it."""
     before = federation.folder.root.rename(federation.root / "coordinator-before")
     log = ("--log", str(before / "audit"))
-    run("coordinator.cli", "restore", str(backup), str(federation.folder.root), *log)
+    run("lorica_coordinator.cli", "restore", str(backup), str(federation.folder.root), *log)
     federation.begin_again()
     began = time.monotonic()
     for name in federation.names:
         federation.start(name)
     _until(federation.is_serving, federation, began)
-    run("coordinator.cli", "plan", "start", PLAN, "--dir", str(federation.folder.root))
+    run("lorica_coordinator.cli", "plan", "start", PLAN, "--dir", str(federation.folder.root))
     _until(federation.is_over, federation, began)
     for name in federation.names:
         federation.processes.stop(name)

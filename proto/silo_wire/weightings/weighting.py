@@ -2,7 +2,7 @@
 
 A new one is a file beside this one, a line in named.py and a test. Both sides must agree on it: the coordinator weighs
 plain updates, a silo weighs its own before it is masked. Caps and shares are the coordinator's
-(coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds itself.
+(coordinator/lorica_coordinator/aggregation/weighting.py); under masks the silo applies the plan's bounds itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

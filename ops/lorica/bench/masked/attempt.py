@@ -3,8 +3,8 @@
 from base64 import b64encode
 from collections.abc import Mapping
 
-from coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
 from lorica.secure_aggregation.in_memory import FEDERATION, AttemptInMemory
+from lorica_coordinator.rounds.secure_attempt import MaskedSum, MaskedVector, MemberKey, SecureAttempt
 from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import public_key_bytes
 from silo_wire.canonical import Digest

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.sums.round_evidence import RoundEvidence
-from coordinator.vectors.stored_vector import StoredVector
 from lorica.bench.masked.costs import Cost, measured
 from lorica.secure_aggregation.in_memory import FEDERATION, PLAN, ROUND, AttemptInMemory
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
+from lorica_coordinator.vectors.stored_vector import StoredVector
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.model_evidence.evidence import (
     Evidence,

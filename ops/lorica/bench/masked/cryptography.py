@@ -18,14 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.edges.models.spool import Spools
-from coordinator.edges.sums.aggregator import SLAB_BYTES, Aggregator
-from coordinator.edges.sums.masked_sum import MaskedVectors, MeanReader
-from coordinator.edges.sums.round_evidence import RoundEvidence
-from coordinator.rounds.updates import CommittedUpdate
-from coordinator.vectors import model_file
-from coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica.bench.masked.attempt import sum_of
 from lorica.bench.masked.checks import Coordinator, ModelCheck, Shown, checked_by
 from lorica.bench.masked.costs import Cost, measured
@@ -34,6 +26,14 @@ from lorica.bench.masked.hybrid import watched
 from lorica.bench.masked.stand_ins import BLOCK, Encoded, blocks, write_delta, write_sum, write_zeros
 from lorica.bench.peers.layout import layout as t5_tensors
 from lorica.secure_aggregation.in_memory import FEDERATION, PLAN, ROUND, AttemptInMemory
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.aggregator import SLAB_BYTES, Aggregator
+from lorica_coordinator.edges.sums.masked_sum import MaskedVectors, MeanReader
+from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
+from lorica_coordinator.rounds.updates import CommittedUpdate
+from lorica_coordinator.vectors import model_file
+from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import StateError
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator.effects import Unmask

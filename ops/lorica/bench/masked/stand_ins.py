@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.vectors.stored_vector import StoredVector
 from lorica.bench.masked.deltas import Deltas
+from lorica_coordinator.vectors.stored_vector import StoredVector
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.masked_vectors import fixed_point, mask_stream
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import Encoder, FloatBlock

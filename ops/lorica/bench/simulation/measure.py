@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinator.plans.model_source import SizedModel
-from coordinator.plans.plan_folder import create_plan
 from lorica.bench.simulation.stopwatch import PARTS, REST, Stopwatch
 from lorica.demo.silos.eight_silos import write_eight_silos
 from lorica.simulation.run import logging_to, silos_in, simulate
+from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from silo_agent.training.data.text_to_sql_data import load_silo_data
 
 EPOCHS: Final = 2

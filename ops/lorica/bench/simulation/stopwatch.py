@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from torch import nn
 
-from coordinator.edges.sums.aggregator import Aggregator
+from lorica_coordinator.edges.sums.aggregator import Aggregator
 from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.training import evaluation, local_trainer, silo_trainer
 from silo_agent.training.checkpoint import CheckpointFile

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.plans.model_source import FolderModel, ModelSource, SizedModel
 from lorica.experiments.definition import PracticeSection, StartSection
 from lorica.experiments.practice import random_schemas, wikisql
 from lorica.experiments.practice.random_schemas import Pair
 from lorica.warm_start import write_warm_start
+from lorica_coordinator.plans.model_source import FolderModel, ModelSource, SizedModel
 from lorica_security.host import files
 from silo_agent.training.data.schema import serialise
 from silo_agent.training.data.serialisation import model_input

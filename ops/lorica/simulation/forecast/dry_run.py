@@ -9,9 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.edges.models.model_store import ModelStore
-from coordinator.plans.plan_folder import compile_plan
-from coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica.simulation.forecast.estimate import Estimate, SiloCounts, SiloTimes, estimate
 from lorica.simulation.forecast.mask_traffic import mask_traffic
 from lorica.simulation.forecast.measure import measured
@@ -20,6 +17,9 @@ from lorica.simulation.out_folder import make_folder
 from lorica.simulation.round_file import round_file
 from lorica.simulation.silo import settings_of
 from lorica.simulation.workers.shares import threads_of_a_worker
+from lorica_coordinator.edges.models.model_store import ModelStore
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica_security.errors import LoricaError, StateError
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.workshop.silo_sources import SiloSources

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from coordinator.edges.check.machine_checks import needed_memory
-from coordinator.edges.models.plan_disk import plan_disk
 from lorica.simulation.forecast.traffic import Traffic
 from lorica.simulation.workers.shares import shared_out
+from lorica_coordinator.edges.check.machine_checks import needed_memory
+from lorica_coordinator.edges.models.plan_disk import plan_disk
 from lorica_security.identifiers import SiloName
 from silo_wire.manifest import Layout
 from silo_wire.plans.plan import Plan, PlanBundle

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.plans.forecast import forecast
 from lorica.simulation.forecast.dry_run import DryRun
 from lorica.simulation.forecast.estimate import Estimate
+from lorica_coordinator.plans.forecast import forecast
 from lorica_security.console.terminal import show_table
 from lorica_security.host import files
 

@@ -1,0 +1,69 @@
+"""`coordinator audit`: what happened here, and whether the log that says so is whole. Offline: nothing is asked of anybody."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorica_coordinator.commands.command_line import AsJson, Dir, load, own_folder
+from lorica_coordinator.edges.check.audit_check import check_silos, silo_heads
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.on_disk.reading import against, key_from_digits, read_log, shown, verdict
+
+audit_app = typer.Typer(help="Look at the audit log, and check that it is whole.", no_args_is_help=True)
+
+Log = Annotated[Path | None, typer.Option("--log", help="A copy of a coordinator's audit folder, elsewhere.")]
+Key = Annotated[str, typer.Option("--key", help="With --log: the coordinator's identity key, 64 hexadecimal digits.")]
+
+
+@audit_app.command()
+def show(
+    directory: Dir = None,
+    log: Log = None,
+    last: Annotated[int, typer.Option(min=0, help="Only the last entries; 0 for all.")] = 0,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Print what silos signed of their logs, for their `verify --receipts`.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the entries of the log."""
+    folder = log or own_folder(directory).audit
+    if heads:
+        for of_silo in silo_heads(read_log(folder)).values():
+            for head in of_silo:
+                print(head.line().decode(), end="")
+        return
+    for line in shown(folder, last=last, as_json=as_json):
+        print(line)
+
+
+@audit_app.command()
+def verify(
+    directory: Dir = None,
+    log: Log = None,
+    key: Key = "",
+    receipts: Annotated[
+        Path | None,
+        typer.Option("--receipts", help="What a silo holds of this log: from `silo-agent audit show --heads`."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every entry and every signature; exit with 5 naming the first entry that is wrong."""
+    if log is None:
+        coordinator = load(directory)
+        folder = coordinator.folder.audit
+        writer = Identity(coordinator.federation, Role.COORDINATOR).uri
+        keys = [coordinator.keys.identity.public_key()]
+    else:
+        folder, writer, keys = log, "", [key_from_digits("--key", key)]
+    reading = read_log(folder, writer=writer, keys=keys)
+    said = [*reading.summary(), f"identity key {public_key_bytes(keys[0]).hex()}", *check_silos(reading)]
+    if receipts is not None:
+        said.append(against(receipts, reading, keys))
+    else:
+        said.append(
+            "not checked: whether who has the key wrote the log anew; a silo's `silo-agent audit show --heads`, given with "
+            "--receipts, tells"
+        )
+    print(verdict(reading, said, as_json=as_json))

@@ -1,0 +1,151 @@
+"""What commands share: which folder they mean, and how they reach the state.
+
+The folder is the coordinator's own, or one with access that was granted on another host. In the first a command goes over mutual TLS
+if the coordinator runs, else directly, by the same servicer; from the second always over mutual TLS.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, chosen_folder
+from lorica_coordinator.edges.operator_host.access_folder import AccessFolder
+from lorica_coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_S, OperatorAccess
+from lorica_coordinator.opened import Coordinator, disks
+from lorica_coordinator.settings import Settings
+from lorica_security.audit.entry import Event
+from lorica_security.console.terminal import terminal
+from lorica_security.errors import ConfigurationError, Conflict
+from lorica_security.host import ballast, key_file
+from lorica_security.host.process_lock import ProcessLock, holder
+from lorica_security.identifiers import Identity, Role, federation_name
+from lorica_security.identity.identity_key import identity_key_from_pem
+from lorica_security.on_disk.log_file import AuditLog
+
+if TYPE_CHECKING:
+    from lorica_coordinator.edges.server.audited import AuditedOperator
+    from silo_wire.v1 import operator_pb2_grpc
+
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        help="The coordinator's folder, or one with access that was granted.",
+        envvar="LORICA_COORDINATOR_DIR",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reply = TypeVar("Reply")
+Ask = Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class OnTheHost:
+    coordinator: Coordinator
+
+    @property
+    def running(self) -> bool:
+        return holder(self.coordinator.folder.lock) is not None
+
+    def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
+        if not self.running:
+            for disk in disks(self.coordinator):
+                ballast.make_room(disk)
+            try:
+                with ProcessLock(self.coordinator.folder.lock, "coordinator"):
+                    return asyncio.run(self._ask_offline(ask))
+            except Conflict:
+                pass  # it has started this moment
+        return self.coordinator.operator_access().call(ask, timeout_s=timeout_s)
+
+    async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
+        # Here, not above: where a coordinator runs, nothing of what it is made of is needed.
+        from lorica_coordinator.composition import offline_operator
+
+        async with offline_operator(self.coordinator) as servicer:
+            return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
+
+
+@dataclass(frozen=True, slots=True)
+class FromElsewhere:
+    access: OperatorAccess
+
+    def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
+        return self.access.call(ask, timeout_s=timeout_s)
+
+
+class _Direct:
+    """A stub whose calls go straight to the servicer."""
+
+    def __init__(self, servicer: "AuditedOperator") -> None:
+        self._servicer = servicer
+
+    def __getattr__(self, name: str) -> Callable[[object], Awaitable[object]]:
+        method = getattr(self._servicer, name)
+        return lambda request: method(request, None)
+
+
+def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
+    """For commands that an operator may give from anywhere."""
+    root = chosen_folder(directory)
+    access = AccessFolder(root)
+    if access.granted.is_file():
+        return FromElsewhere(access.load(now=datetime.now(UTC)))
+    return OnTheHost(load(directory))
+
+
+def load(directory: Path | None) -> Coordinator:
+    """For commands that need the coordinator's own folder; raises ConfigurationError elsewhere."""
+    folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
+    return Coordinator.load(folder)
+
+
+def own_folder(directory: Path | None) -> CoordinatorFolder:
+    """The coordinator's, of which keys and state may be missing; raises ConfigurationError where it is none."""
+    folder = CoordinatorFolder(chosen_folder(directory))
+    if AccessFolder(folder.root).granted.is_file():
+        raise ConfigurationError(
+            f"{folder.root} holds access from another host: give this command on the coordinator's own"
+        )
+    folder.require()
+    return folder
+
+
+def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
+    """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or without it."""
+    writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
+    key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
+    log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
+    log.append(Event.OPERATOR_COMMAND, command=command, **said)
+    log.seal()
+
+
+def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:
+    """How long something is to hold, as requests say it: 0 stands for what the coordinator's settings say, and is nobody's to type.
+
+    Raises ConfigurationError for less than a second or more than `most`.
+    """
+    if given is None:
+        return 0
+    seconds = given * unit_s
+    if not 1 <= seconds <= most:
+        raise ConfigurationError(f"{of_what} valid for {seconds:.0f} seconds is not allowed: use 1 to {most}")
+    return int(seconds)
+
+
+def say(line: str) -> None:
+    """For people, as it is: nothing in it is markup, and it is not cut."""
+    terminal().print(line, soft_wrap=True)
+
+
+def instant(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if unix_s else "never"

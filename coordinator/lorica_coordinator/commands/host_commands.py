@@ -1,0 +1,192 @@
+"""`coordinator` on its own host: make a federation, run it, look for what keeps it from working, protect its keys."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorica_coordinator.commands.command_line import (
+    AsJson,
+    Dir,
+    enter_command,
+    load,
+    own_folder,
+    say,
+)
+from lorica_coordinator.commands.completion import plan_names
+from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, new_plan
+from lorica_coordinator.commands.silo_commands import warn_of
+from lorica_coordinator.edges.check.told_address import own_hosts
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
+from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
+from lorica_coordinator.edges.status_page.entrance import is_loopback
+from lorica_coordinator.edges.telemetry.logs import log_to_stderr
+from lorica_coordinator.opened import Coordinator, disks, load_keys
+from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
+from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
+from lorica_security.console.terminal import terminal
+from lorica_security.errors import ConfigurationError
+from lorica_security.host import ballast, files, key_file
+from lorica_security.host.private_memory import keep_memory_private
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.identifiers import federation_name
+from silo_wire.transport import keep_chunks_in_memory
+
+keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
+
+
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    federation: Annotated[str, typer.Option(help="Name of the federation; it stands in every certificate.")] = "",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address by which silos reach this host; repeatable.")
+    ] = None,
+    silos_port: Annotated[int, typer.Option(help="Port for silos and operators.")] = SILOS_PORT,
+    enrolment_port: Annotated[int, typer.Option(help="Port for enrolment.")] = ENROLMENT_PORT,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of /metrics: loopback, or one that your monitoring alone reaches.")
+    ] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics.")] = METRICS_PORT,
+    status_host: Annotated[
+        str,
+        typer.Option(help="Address of the status page; on any but loopback it asks for a certificate or the token."),
+    ] = "127.0.0.1",
+    status_port: Annotated[int, typer.Option(help="Port of the status page; 0 for none.")] = STATUS_PORT,
+    status_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
+    ] = None,
+    plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
+) -> None:
+    """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
+    folder = CoordinatorFolder(directory.absolute())
+    undo_init(folder)
+    if folder.settings.exists():
+        raise ConfigurationError(
+            f"{folder.root} is not empty, it holds a coordinator: go on with it, or choose a new folder"
+        )
+    if folder.root.exists() and any(folder.root.iterdir()):
+        raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
+    if status_token_file is not None and is_loopback(status_host):
+        raise ConfigurationError(
+            f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where nobody is asked for "
+            "a token: give --status-host as well, or leave it out"
+        )
+    name = federation_name(federation or _name_from(folder.root.name))
+    text = settings_text(
+        name,
+        host or own_hosts(),
+        silos_port=silos_port,
+        enrolment_port=enrolment_port,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        status_host=status_host,
+        status_port=status_port,
+        status_token_file=str(status_token_file.absolute()) if status_token_file else "",
+    )
+    files.make_private_folder(folder.root)
+    files.mark(folder.begun)
+    KeyStore.create(folder.keys, name, datetime.now(UTC))
+    files.replace(folder.settings, text.encode())
+    folder.begun.unlink()
+    coordinator = Coordinator.load(folder)
+    coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
+    coordinator.open_store().close()
+    remember(folder.root)
+    say(f"federation {name} is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}")
+    if plan:
+        say("making the plan 'default' (a small model from scratch) ...")
+        new_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE)
+    settings = coordinator.settings
+    warn_of(settings.public.hosts[0], settings.public_silos_port)
+    say("next: coordinator invite SILO, for each; then coordinator serve")
+
+
+def serve_command(
+    directory: Dir = None,
+    plan: Annotated[
+        str,
+        typer.Option(help="Plan that silos prepare as soon as they connect; '' for none.", autocompletion=plan_names),
+    ] = DEFAULT_PLAN,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the coordinator until it is stopped."""
+    # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
+    from lorica_coordinator.composition import serve
+
+    keep_memory_private()
+    keep_chunks_in_memory()
+    where = log_to_stderr(log_level, libraries=True)
+    coordinator = load(directory)
+    if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
+        plan = ""
+    for disk in disks(coordinator):
+        ballast.keep(disk)
+    with ProcessLock(coordinator.folder.lock, "coordinator"):
+        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
+
+
+def check(
+    directory: Dir = None,
+    plan: Annotated[str, typer.Option(help="Plan to hold it to; default: the one under way, else 'default'.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Look at everything that could keep this federation from working; exit with 3 if something does."""
+    from lorica_coordinator.edges.check.found import Ground
+    from lorica_coordinator.edges.check.preflight import preflight
+    from lorica_security.console.preflight import failures
+    from lorica_security.console.preflight_page import check_json, check_page
+
+    folder = own_folder(directory)
+    checks = preflight(
+        Ground(
+            folder=folder, keys=lambda settings: load_keys(folder, settings), now=lambda: datetime.now(UTC), plan=plan
+        )
+    )
+    if as_json:
+        print(check_json(checks))
+    else:
+        check_page(checks, f"coordinator check of {folder.root}").show(terminal())
+    if problem := failures(checks):
+        raise problem
+
+
+@keys_app.callback()
+def keys() -> None:
+    """The private keys on this disk."""
+
+
+@keys_app.command(name="protect")
+def keys_protect(
+    directory: Dir = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
+) -> None:
+    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
+    folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
+    with ProcessLock(folder.lock, "coordinator"):
+        tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
+        print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))
+
+
+def _name_from(folder: str) -> str:
+    kept = "".join(character if character.isalnum() else "-" for character in folder.lower()).strip("-")
+    return kept[:63].strip("-") or "federation"
+
+
+def _announce(coordinator: Coordinator) -> Callable[[], None]:
+    def announce() -> None:
+        if sys.stderr.isatty():
+            terminal(stderr=True).print(
+                f"coordinator of federation {coordinator.federation} serves silos on "
+                f"{coordinator.settings.listen.silos}; Ctrl-C stops it",
+                soft_wrap=True,
+            )
+
+    return announce

@@ -1,0 +1,128 @@
+"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade, gc."""
+
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorica_coordinator.commands.command_line import Dir, enter_command, instant, own_folder, reach, say
+from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.upkeep.backup import back_up
+from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError
+from lorica_security.host import key_file
+from lorica_security.host.process_lock import ProcessLock
+from lorica_security.host.software_version import software_version
+from silo_wire.v1 import operator_pb2
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.", show_default=False)],
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without a passphrase: whoever has the file then has the federation.")
+    ] = False,
+    directory: Dir = None,
+) -> None:
+    """Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE]; also while it runs."""
+    folder = own_folder(directory)
+    passphrase = key_file.passphrase_of(os.environ, PASSPHRASE)
+    if plain and passphrase is not None:
+        raise ConfigurationError(f"--plain and ${passphrase.variable} say different things: leave one of them out")
+    if not plain and passphrase is None:
+        raise ConfigurationError(
+            f"${PASSPHRASE} and ${PASSPHRASE}_FILE are not set: give the passphrase there, or --plain for a file that holds the keys of "
+            "the federation as they are"
+        )
+    enter_command(folder, "backup", file=str(target.absolute()), plain="yes" if plain else "no")
+    done = back_up(folder, target.absolute(), passphrase, now=time.time(), release=software_version())
+    for name in done.left_out:
+        say(f"left out: {name} (use a-z, A-Z, 0-9, '.', '_' and '-' in names)")
+    say(f"{done.files} files, {done.bytes} bytes are in {target}{', in clear' if plain else ''}")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A file of coordinator backup.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="The newest copy of the audit folder: what happened since the backup.")
+    ] = None,
+    without_log: Annotated[
+        bool, typer.Option("--without-log", help="There is no newer audit log: who was revoked since is let in again.")
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", help="With --log: the newest copy of state/privacy/ledger, under silo-level privacy."),
+    ] = None,
+) -> None:
+    """Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started."""
+    from lorica_coordinator.edges.upkeep.restore import restore as make
+
+    if (log is None) != without_log:
+        raise ConfigurationError(
+            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who was revoked since"
+        )
+
+    def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
+        enter_command(folder, "restore", **said)
+
+    done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
+    say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
+    silos = ", ".join(done.silos) or "no silo"
+    if done.since is None:
+        say(
+            f"let in again, who was revoked since as well: {silos}; shut out with coordinator revoke whoever should not be"
+        )
+    else:
+        say(f"enrolled, as the newer log has it: {silos}; who was revoked since stays so")
+        for said, names in (
+            ("revoked", done.since.revoked),
+            ("registered", done.since.let_in),
+            ("to be invited again", done.since.to_invite),
+        ):
+            if names:
+                say(f"{said}, by {done.since.entries} entries since: {', '.join(sorted(set(names)))}")
+        if done.since.authorities_changed:
+            say("the authorities changed since: silos with a certificate of a later one are invited again")
+    for plan in done.closed:
+        say(
+            f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on from its model"
+        )
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    directory: Dir = None,
+) -> None:
+    """Delete what the coordinator needs no more, as [retention] of federation.toml says; also while it runs."""
+    wanted = operator_pb2.CollectGarbageRequest(dry_run=dry_run)
+    reply = reach(directory).ask(lambda stub: stub.CollectGarbage(wanted), timeout_s=None)
+    for item in reply.items:
+        say(f"{item.kind}: {item.what}, {item.bytes} bytes: {item.why}")
+    freed = sum(item.bytes for item in reply.items)
+    say(f"{'would free' if dry_run else 'freed'} {freed} bytes" if reply.items else "there is nothing to delete")
+
+
+def upgrade(
+    to: Annotated[
+        str, typer.Option(help="Revision of the tables; an older one before that release is put back.")
+    ] = TABLES_REVISION,
+    directory: Dir = None,
+) -> None:
+    """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped meanwhile."""
+    from lorica_coordinator.edges.upkeep.upgrade import upgrade as bring_to
+
+    folder = own_folder(directory)
+    database = Settings.read(folder.settings).state_folder / "state.sqlite"
+    with ProcessLock(folder.lock, "coordinator"):
+        enter_command(folder, "upgrade", to=to)
+        done = bring_to(database, to=to, now=datetime.now(UTC))
+    if done.copy is None:
+        say(f"{database} has tables of revision {done.after}: nothing was to be done")
+    else:
+        say(f"{database} has tables of revision {done.after}, it had {done.before}; as it was it is in {done.copy}")

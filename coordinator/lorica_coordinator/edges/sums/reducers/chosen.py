@@ -1,0 +1,42 @@
+"""Which reducer a plan asks for: `[aggregation] secure_aggregation` and `[privacy] level` say it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.next_model import NextModel
+from lorica_coordinator.edges.sums.reducers.masked import Masked
+from lorica_coordinator.edges.sums.reducers.noised import Noised
+from lorica_coordinator.edges.sums.reducers.plain import Plain
+from lorica_coordinator.edges.sums.reducers.reducer import Reducer
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_coordinator.rounds.updates import CommittedUpdate
+from silo_wire.plans.privacy import PrivacySection
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.training import TrainingSection
+
+REDUCERS: Final = (Plain, Masked, Noised)
+
+
+def of_updates(
+    section: AggregationSection,
+    training: TrainingSection | None,
+    privacy: PrivacySection | None,
+    *,
+    spools: Spools,
+    dtype: torch.dtype,
+    into: NextModel,
+    releases: ReleaseLedger | None,
+) -> Reducer[Sequence[CommittedUpdate]]:
+    """Of updates in the clear."""
+    if privacy is not None and privacy.level == "silo":
+        return Noised(section, privacy, releases=releases, spools=spools, into=into)
+    return Plain(section, training, spools=spools, dtype=dtype, into=into)
+
+
+def of_masks(privacy: PrivacySection | None, *, spools: Spools, into: NextModel) -> Masked:
+    """Of masked vectors."""
+    nominal_silos = privacy.nominal_silos if privacy is not None and privacy.level == "silo" else None
+    return Masked(spools=spools, into=into, nominal_silos=nominal_silos)

@@ -1,0 +1,125 @@
+"""The weighted mean of deltas in the clear, each of which the coordinator sees."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.streaming_sum import Scratch
+from lorica_coordinator.aggregation.weighting import CohortWeights, WeightCaps, weigh
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.masked_sum import SpoolReader
+from lorica_coordinator.edges.sums.next_model import Deltas, NextModel
+from lorica_coordinator.edges.sums.reducers.reducer import spooled, summary_of
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.service.unusable import UnusableUpdate
+from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
+from silo_wire.algorithm import Number, Promise
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.work import optimizer_steps
+from silo_wire.server_step.server_optimizer import ServerOptimizer
+
+
+class Plain:
+    """`dtype` is the type of the committed deltas; `training`, of the plan, is what the optimizer steps that silos
+    report are held to."""
+
+    name: Final = "plain"
+    meaning: Final = "weighted mean of the deltas"
+    needs: Final = frozenset({Number.DELTA_NORM})
+    masks: Final = ""
+    promises: Final = frozenset[Promise]({"record"})
+    passes: Final = 1
+
+    def __init__(
+        self,
+        section: AggregationSection,
+        training: TrainingSection | None,
+        *,
+        spools: Spools,
+        dtype: torch.dtype,
+        into: NextModel,
+    ) -> None:
+        self._weighting = section.weighs
+        self._training = training
+        self._caps = WeightCaps(
+            max_weight=section.max_weight or None,
+            max_weight_share=section.max_weight_share or None,
+            max_delta_norm=section.max_delta_norm or None,
+        )
+        self._spools = spools
+        self._dtype = dtype
+        self._into = into
+
+    def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
+        """Weigh the updates and sum them. Raises what every reducer raises, and UnusableUpdate naming the silo whose
+        delta takes the model out of float32's range."""
+        if Number.OPTIMIZER_STEPS in self._weighting.needs:
+            self._require_steps_of_the_plan(committed)
+        cohort = weigh([summary_of(update) for update in committed], weighting=self._weighting, caps=self._caps)
+        return self.weighed(key, base_model, committed, cohort)
+
+    def _require_steps_of_the_plan(self, committed: Sequence[CommittedUpdate]) -> None:
+        """They follow from the examples, so a silo that claims others would take a weight that no training gives."""
+        if self._training is None:
+            raise StateError(f'weighting = "{self._weighting.name}" needs [training] of the plan, and none was given')
+        for update in committed:
+            expected = optimizer_steps(update.examples, self._training.for_silo(update.silo))
+            if update.summary.optimizer_steps != expected:
+                raise UnusableUpdate(
+                    update.silo,
+                    f"silo {update.silo} reports {update.summary.optimizer_steps} optimizer steps on {update.examples} "
+                    f"examples, the plan makes {expected} of them: leave the silo out",
+                )
+
+    def weighed(
+        self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate], cohort: CohortWeights
+    ) -> AggregationResult:
+        """`reduce` with the weights given. A sum of weights that is not above zero changes nothing: ZERO_WEIGHT."""
+        if not cohort.total > 0.0:
+            return _result(base_model, Outcome.ZERO_WEIGHT, cohort)
+        by_name = sorted(committed, key=lambda update: update.silo)
+        spools = [(update.silo, spooled(self._spools, key, update.silo, update.digest)) for update in by_name]
+        base = self._into.base(base_model)
+        deltas = Deltas(
+            sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
+        )
+        try:
+            model = self._into.made(base, deltas)
+        except (MalformedMessage, ConfigurationError) as error:
+            # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
+            longest = max(by_name, key=lambda update: update.delta_norm)
+            raise UnusableUpdate(
+                longest.silo, f"the delta of silo {longest.silo} has norm {longest.delta_norm:.3g}: {error}"
+            ) from error
+        return _result(model, Outcome.APPLIED, cohort)
+
+
+def _step(
+    cohort: CohortWeights,
+    model: Tensor,
+    slabs: Iterator[Tensor],
+    optimizer: ServerOptimizer,
+    state: Mapping[str, Tensor],
+    step_number: int,
+    scratch: Scratch,
+) -> None:
+    named = zip((silo.silo for silo in cohort.silos), slabs, strict=True)
+    aggregate_slab(model, named, cohort, optimizer, state, step_number=step_number, scratch=scratch)
+
+
+def _result(model: Digest, outcome: Outcome, cohort: CohortWeights) -> AggregationResult:
+    return AggregationResult(
+        model=model,
+        outcome=outcome,
+        weights=tuple(
+            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps)) for one in cohort.silos
+        ),
+        fallback=cohort.fallback,
+    )

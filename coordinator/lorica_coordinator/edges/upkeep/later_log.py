@@ -1,0 +1,214 @@
+"""What a newer audit log says of the time since a backup, put into the records that came from it.
+
+The log is the coordinator's own: it is checked against its identity key, and has to go on from the log in the backup. What shuts somebody
+out is taken from all of it; what lets somebody in only from entries that a seal covers, since nobody has signed those behind the last one. The
+entry `restore` says which these were, since a seal that follows it covers them as well: they stay what they were.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from lorica_coordinator.edges.database.round_tables import certificates, held_trust, silos
+from lorica_coordinator.edges.database.sqlite_database import database_engine
+from lorica_coordinator.edges.keys.key_store import OPERATOR_NAME
+from lorica_security.audit.entry import Entry, Event
+from lorica_security.audit.verification import Known
+from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.identifiers import FederationName, Identity, Role, SiloName, silo_name
+from lorica_security.on_disk.log_file import segments
+from lorica_security.on_disk.reading import Reading, read_log
+from silo_wire.canonical import Digest
+
+
+@dataclass(slots=True)
+class CaughtUp:
+    """What the newer log changed, for people.
+
+    `released` has each sum's number in the ledger, and its plan; `in_doubt` the plans that an earlier `restore` may have closed.
+    """
+
+    entries: int = 0
+    unsigned: range = range(0)
+    revoked: list[str] = field(default_factory=list)
+    let_in: list[str] = field(default_factory=list)
+    to_invite: list[str] = field(default_factory=list)
+    offered: set[Digest] = field(default_factory=set)
+    released: set[tuple[int, Digest]] = field(default_factory=set)
+    forgotten: bool = False
+    in_doubt: set[Digest] = field(default_factory=set)
+    authorities_changed: bool = False
+
+
+def later_log(folder: Path, before: Path, *, writer: str, key: Ed25519PublicKey) -> tuple[Reading, int]:
+    """The log in `folder`, and how many of its entries the one in `before` has. Raises IntegrityError where it does not go on from that."""
+    newer = read_log(folder, writer=writer, keys=[key])
+    if not segments(before):
+        return newer, 0
+    older = read_log(before, writer=writer, keys=[key])
+    newer.walk.check_known([Known(head=older.walk.position.head, by="the log in the backup")], newer.where)
+    return newer, len(older.entries)
+
+
+def catch_up(database: Path, federation: FederationName, reading: Reading, since: int) -> CaughtUp:
+    """Bring the records in `database` to what the entries after `since` say. Raises StorageError naming it."""
+    position = reading.walk.position
+    unsigned = range(position.sealed + 1, position.head.sequence + 1)
+    never_signed = [unsigned, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    done = CaughtUp(
+        entries=len(reading.entries) - since,
+        unsigned=unsigned,
+        # A backup has the ledger as it was some entries before the log.
+        released={_sum_of(entry) for entry in reading.entries[:since] if entry.event is Event.SUM_RELEASED},
+    )
+    with _transaction(database) as connection:
+        for entry in reading.entries[since:]:
+            sealed = not any(entry.sequence in some for some in never_signed)
+            _take(connection, federation, entry, done, sealed=sealed)
+    return done
+
+
+def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
+    """What the entry `restore` says of the log that it follows, and of the ledger."""
+    newer_ledger = "yes" if ledger else "no"
+    if done is None:
+        return {"newer_log": "no", "newer_ledger": newer_ledger}
+    return {
+        "newer_log": "yes",
+        "newer_ledger": newer_ledger,
+        "unsigned_from": str(done.unsigned.start),
+        "unsigned_to": str(done.unsigned.stop),
+    }
+
+
+def _unsigned_before(entry: Entry) -> range:
+    """The entries that no seal covered when a coordinator was restored with their log."""
+    if entry.text("command") != "restore" or entry.text("newer_log") != "yes":
+        return range(0)
+    try:
+        return range(int(entry.text("unsigned_from")), int(entry.text("unsigned_to")))
+    except ValueError:
+        return range(entry.sequence)  # of another shape: nothing before it is taken for signed
+
+
+def _take(connection: Connection, federation: FederationName, entry: Entry, done: CaughtUp, *, sealed: bool) -> None:
+    match entry.event:
+        case Event.OPERATOR_COMMAND if entry.text("command") == "Revoke":
+            if (identity := _asked_of(entry, federation)) is not None:
+                _revoke(connection, identity, entry.at)
+                done.revoked.append(identity.uri)
+        case Event.OPERATOR_COMMAND if entry.text("command") == "restore" and entry.text("newer_ledger") != "yes":
+            done.forgotten = True
+            done.in_doubt = {*done.offered, *(plan for _, plan in done.released)}
+        case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
+            silo = silo_name(entry.text("silo"))
+            if entry.event is Event.ENROLLED:  # that shut out who was enrolled before
+                _revoke(connection, Identity(federation, Role.SILO, silo), entry.at)
+            done.to_invite.append(silo)
+        case Event.ENROLLED:
+            _enrol(connection, federation, entry)
+            done.let_in.append(entry.text("silo"))
+        case Event.CERTIFICATE_RENEWED:
+            silo = silo_name(entry.text("silo"))
+            present = and_(silos.c.silo == silo, silos.c.revoked_at.is_(None))
+            if connection.execute(update(silos).where(present).values(**_certificate_of_silo(entry))).rowcount:
+                _register(connection, Identity(federation, Role.SILO, silo), entry)
+                done.let_in.append(silo)
+        case Event.IDENTITY_SUCCEEDED:
+            named = and_(
+                silos.c.silo == silo_name(entry.text("silo")),
+                silos.c.identity_public_key == bytes.fromhex(entry.text("predecessor")),
+            )
+            if sealed:
+                key = bytes.fromhex(entry.text("identity_key"))
+                connection.execute(update(silos).where(named).values(identity_public_key=key))
+        case Event.ACCESS_GRANTED if sealed and entry.text("certificate_digest"):
+            identity = Identity.from_uri(entry.text("to"))
+            if identity.role in (Role.OPERATOR, Role.VIEWER):
+                _register(connection, identity, entry)
+                done.let_in.append(identity.uri)
+        case Event.SUM_RELEASED:
+            done.released.add(_sum_of(entry))
+        case Event.PLAN_OFFERED:
+            done.offered.add(Digest(entry.text("plan")))
+        case Event.AUTHORITY_CHANGED:
+            done.authorities_changed = True
+
+
+def _sum_of(entry: Entry) -> tuple[int, Digest]:
+    return entry.number("ledger_entry"), Digest(entry.text("plan"))
+
+
+def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:
+    """Whom a command `Revoke` shut out; None where it was refused for what it named: it stands in the log before anybody looks at that."""
+    try:
+        identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
+    except (ValueError, ConfigurationError):
+        return None
+    hosts_own = identity.role is Role.OPERATOR and identity.name == OPERATOR_NAME
+    return None if hosts_own or identity.role is Role.COORDINATOR else identity
+
+
+def _revoke(connection: Connection, identity: Identity, at: float) -> None:
+    good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
+    connection.execute(update(certificates).where(good).values(revoked_at=at))
+    if identity.role is Role.SILO:
+        present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
+        connection.execute(update(silos).where(present).values(revoked_at=at))
+
+
+def _enrol(connection: Connection, federation: FederationName, entry: Entry) -> None:
+    """In place of all that the silo had."""
+    silo = SiloName(silo_name(entry.text("silo")))
+    identity = Identity(federation, Role.SILO, silo)
+    _revoke(connection, identity, entry.at)
+    values = {
+        "identity_public_key": bytes.fromhex(entry.text("identity_key")),
+        **_certificate_of_silo(entry),
+        "enrolled_at": entry.at,
+        "revoked_at": None,
+    }
+    if connection.execute(update(silos).where(silos.c.silo == silo).values(**values)).rowcount == 0:
+        connection.execute(insert(silos).values(silo=silo, last_seen=0.0, **values))
+    _register(connection, identity, entry)
+    connection.execute(delete(held_trust).where(held_trust.c.uri == identity.uri))
+
+
+def _certificate_of_silo(entry: Entry) -> dict[str, object]:
+    return {
+        "certificate_serial": entry.text("certificate"),
+        "certificate_digest": entry.text("certificate_digest"),
+        "certificate_expires": float(entry.number("expires")),
+    }
+
+
+def _register(connection: Connection, identity: Identity, entry: Entry) -> None:
+    serial = entry.text("certificate")
+    if connection.execute(select(certificates.c.serial).where(certificates.c.serial == serial)).first() is None:
+        connection.execute(
+            insert(certificates).values(
+                serial=serial,
+                digest=entry.text("certificate_digest"),
+                uri=identity.uri,
+                issued_at=float(entry.at),
+                expires_at=float(entry.number("expires")),
+            )
+        )
+
+
+@contextmanager
+def _transaction(database: Path) -> Iterator[Connection]:
+    engine = database_engine(database)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except (SQLAlchemyError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise StorageError(f"{database} cannot be brought up to date with the newer log ({reason})") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,162 @@
+"""A coordinator's folder, opened for a command: its settings, its keys, and what lies in it.
+
+Most commands need little of it, so what takes long to import (the database, models, gRPC) is imported where it is used.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.settings import Settings, reachable
+from lorica_security.daemon.listen_address import Address, address
+from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.identifiers import FederationName, Identity, Role
+from lorica_security.on_disk.log_file import AuditLog
+from silo_wire.canonical import Digest
+
+if TYPE_CHECKING:
+    from lorica_coordinator.edges.database.round_store import SqlRoundStore
+    from lorica_coordinator.edges.models.export_scratch import ExportScratch
+    from lorica_coordinator.edges.models.model_store import ModelStore
+    from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
+    from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+    from lorica_coordinator.plans.plan_shelf import PlanShelf
+    from lorica_security.privacy.ledger import Entry
+    from silo_wire.plans.plan import Plan, PlanBundle
+
+
+def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
+    """Raises ConfigurationError naming the file."""
+    return KeyStore.load(
+        folder.keys,
+        hosts=settings.public.hosts,
+        enrolment_host=settings.public.hosts[0],
+        enrolment_port=settings.public_enrolment_port,
+        silo_certificate_lifetime=settings.certificates.silo_lifetime,
+        own_certificate_lifetime=settings.certificates.own_lifetime,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A coordinator's folder with its settings and keys loaded."""
+
+    folder: CoordinatorFolder
+    settings: Settings
+    keys: KeyStore
+
+    @classmethod
+    def load(cls, folder: CoordinatorFolder) -> "Coordinator":
+        """Raises ConfigurationError naming the file, the key and the remedy."""
+        settings = Settings.read(folder.settings)
+        keys = load_keys(folder, settings)
+        if keys.federation != settings.federation:
+            raise ConfigurationError(
+                f"{folder.settings}: federation = {settings.federation!r}, but the authority in {folder.keys} is of "
+                f"{keys.federation!r}: correct the name"
+            )
+        return cls(folder, settings, keys)
+
+    @property
+    def federation(self) -> FederationName:
+        return self.keys.federation
+
+    @property
+    def shelf(self) -> "PlanShelf":
+        from lorica_coordinator.plans.plan_shelf import PlanShelf
+
+        return PlanShelf(self.settings.state_folder)
+
+    def models(self, bundle: "PlanBundle") -> "ModelStore":
+        """The models of one plan."""
+        from lorica_coordinator.edges.sums.plan_parts import model_store
+
+        return model_store(self.settings.state_folder, bundle)
+
+    def base(self, bundle: "PlanBundle") -> "ModelStore | None":
+        """The model that the plan's adapters are for, where it has adapters."""
+        from lorica_coordinator.edges.sums.plan_parts import base_store
+
+        return base_store(self.settings.state_folder, bundle)
+
+    @property
+    def releases(self) -> "ReleaseLedger":
+        """What was released under silo-level privacy, of all plans."""
+        from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+
+        return ReleaseLedger(self.settings.state_folder / "privacy")
+
+    def audit(self, clock: Callable[[], float] = time.time) -> AuditLog:
+        """The coordinator's audit log; nothing of it is read before something is entered."""
+        writer = Identity(self.federation, Role.COORDINATOR).uri
+        return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
+
+    def released(self) -> "list[tuple[Plan, list[Entry]]]":
+        """Every plan of which sums were released so, in the order of the first, with its entries."""
+        of_plan: dict[str, list[Entry]] = {}
+        for entry in self.releases.file.entries():
+            of_plan.setdefault(entry.plan, []).append(entry)
+        return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
+
+    def epsilon_released(self, plan: "Plan") -> float | None:
+        """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its own."""
+        return self.releases.spent(plan) if plan.noise_at == "coordinator" else None
+
+    def operator_access(self) -> "OperatorAccess":
+        """How this host's operator reaches the coordinator that runs on this folder."""
+        from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
+
+        listening = address(self.settings.listen.silos)
+        return OperatorAccess(
+            address=str(Address(reachable(listening.host), listening.port)),
+            federation=self.federation,
+            pair=self.keys.present_operator_pair(),
+            trust=self.keys.trust,
+        )
+
+    @property
+    def public_address(self) -> str:
+        """host:port by which silos and operators elsewhere reach this coordinator."""
+        return str(Address(self.settings.public.hosts[0], self.settings.public_silos_port))
+
+    @property
+    def scratch(self) -> "ExportScratch":
+        from lorica_coordinator.edges.models.export_scratch import ExportScratch
+
+        return ExportScratch(self.settings.state_folder / "exports")
+
+    def export(self, plan: Digest, model: Digest, target: Path) -> None:
+        """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""
+        from lorica_coordinator.edges.models.export import export_model
+
+        bundle = self.shelf.bundle(plan)
+        store = self.open_store()
+        try:
+            signed = store.signed_model(plan, model)
+        finally:
+            store.close()
+        if signed is None:
+            raise StateError(
+                f"model {model} is not in the records of plan {bundle.plan.name}: restore the state from backup"
+            )
+        export_model(bundle, self.models(bundle), model, target, base=self.base(bundle), round_number=signed.round)
+
+    def open_store(self) -> "SqlRoundStore":
+        from lorica_coordinator.edges.database.round_store import SqlRoundStore
+
+        state = self.settings.state_folder
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{state} cannot be created: {error.strerror}") from error
+        return SqlRoundStore(state / "state.sqlite", self.federation)
+
+
+def disks(coordinator: Coordinator) -> set[Path]:
+    """The folders that are to have ballast."""
+    root, state = coordinator.folder.root, coordinator.settings.state_folder
+    return {root} if state.is_relative_to(root) else {root, state}

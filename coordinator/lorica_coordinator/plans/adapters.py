@@ -1,0 +1,30 @@
+"""A plan folder's model parted in two: the base, which stays, and the adapters, which are trained (silo_wire/plans/adapters.py)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorica_coordinator.vectors import model_file
+from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
+from silo_wire.manifest import Layout, Manifest
+from silo_wire.model_folders.seeded_model import seeded_adapters
+from silo_wire.plans.adapters import AdaptersSection, adapter_layout
+from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAdapters:
+    layout: Layout
+    initial: Manifest
+
+
+def write_adapters(folder: Path, base: Layout, section: AdaptersSection, seed: int) -> WrittenAdapters:
+    """Make the model in `folder`, of layout `base`, the base of new adapters; raises ConfigurationError for layers it lacks.
+
+    A is random under `seed`, as PEFT begins it, and B zero: the model computes what it did before.
+    """
+    layout = adapter_layout(base, section)
+    (folder / MODEL_FILE).rename(folder / BASE_FILE)
+    (folder / LAYOUT_FILE).rename(folder / BASE_LAYOUT_FILE)
+    initial = model_file.write(folder / MODEL_FILE, layout, seeded_adapters(layout, seed))
+    (folder / LAYOUT_FILE).write_bytes(layout.to_json())
+    return WrittenAdapters(layout, initial)

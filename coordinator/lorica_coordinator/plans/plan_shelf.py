@@ -1,0 +1,62 @@
+"""The operator's plan folders, and a kept copy of every plan that was compiled, under its digest.
+
+Silos may have approved a plan whose folder has been edited or deleted since: the copy is what is served from then on.
+"""
+
+from pathlib import Path
+
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_security.errors import IntegrityError, MalformedMessage, StateError, StorageError
+from lorica_security.host import files
+from lorica_security.identifiers import silo_name
+from silo_wire.canonical import Digest
+from silo_wire.plans.plan import PlanBundle
+
+
+class PlanShelf:
+    """`state`/plans/NAME/ are the operator's, `state`/bundles/DIGEST.bundle the copies."""
+
+    def __init__(self, state: Path) -> None:
+        self.plans = state / "plans"
+        self._bundles = state / "bundles"
+
+    def names(self) -> tuple[str, ...]:
+        """The plans that have a folder, by name."""
+        if not self.plans.is_dir():
+            return ()
+        return tuple(sorted(path.name for path in self.plans.iterdir() if path.is_dir() and path.name[0] != "."))
+
+    def folder(self, name: str) -> Path:
+        """Where the plan `name` is, or would be; raises ConfigurationError for what is not a plan's name."""
+        return self.plans / silo_name(name)
+
+    def compile(self, name: str) -> PlanBundle:
+        """Read, validate and digest the plan folder `name`, keep a copy; raises ConfigurationError naming the file."""
+        bundle = compile_plan(self.folder(name))
+        self.keep(bundle)
+        return bundle
+
+    def keep(self, bundle: PlanBundle) -> None:
+        path = self._path(bundle.plan.digest)
+        if path.exists():
+            return
+        try:
+            self._bundles.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._bundles} cannot be made: {error.strerror or error}") from error
+        files.replace(path, bundle.encode())
+
+    def bundle(self, plan: Digest) -> PlanBundle:
+        """The kept copy; raises StateError when this digest was never compiled, IntegrityError when it was changed."""
+        path = self._path(plan)
+        try:
+            return PlanBundle.decode(path.read_bytes(), plan)
+        except FileNotFoundError as error:
+            raise StateError(f"plan {plan} was never compiled here: run coordinator plan show NAME") from error
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        except (IntegrityError, MalformedMessage) as error:
+            raise IntegrityError(f"{path} was damaged ({error}): restore it from a backup") from error
+
+    def _path(self, plan: Digest) -> Path:
+        return self._bundles / f"{plan}.bundle"

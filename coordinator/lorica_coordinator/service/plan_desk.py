@@ -1,0 +1,85 @@
+"""The plan that is under way: its bundle, its models, its aggregator, opened once."""
+
+import asyncio
+from dataclasses import dataclass
+
+from lorica_coordinator.rounds.terms import PlanTerms
+from lorica_coordinator.service.ports import OpenPlan, PlanParts, PlanShelf
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import FederationName
+from silo_wire.canonical import Digest
+from silo_wire.plans.plan import Plan, PlanBundle
+
+
+@dataclass(frozen=True)
+class OpenedPlan:
+    bundle: PlanBundle
+    parts: PlanParts
+    digest: Digest
+    encoded: bytes
+
+
+def terms_of(plan: Plan) -> PlanTerms:
+    schedule, evaluation, aggregation = plan.schedule, plan.evaluation, plan.aggregation
+    return PlanTerms(
+        federation=FederationName(plan.federation),
+        plan=plan.digest,
+        name=plan.name,
+        rounds=schedule.rounds,
+        min_silos=schedule.min_silos,
+        start_when_ready=schedule.start_when_ready,
+        gathering_deadline_s=schedule.gathering_deadline_s,
+        training_deadline_s=schedule.training_deadline_s,
+        evaluation_deadline_s=schedule.evaluation_deadline_s,
+        evaluate_every=evaluation.every,
+        evaluate_initial=evaluation.initial,
+        evaluate_last=evaluation.last,
+        secure_aggregation=aggregation.secure_aggregation,
+        masking_deadline_s=schedule.masking_deadline_s,
+        min_survivors=aggregation.min_survivors,
+        colluders=aggregation.colluders,
+        threshold=aggregation.threshold or None,
+        record_level=plan.privacy.level == "record",
+        silo_level=plan.privacy.level == "silo",
+    )
+
+
+class PlanDesk:
+    """Keeps the last plan that was asked for."""
+
+    def __init__(self, *, federation: FederationName, shelf: PlanShelf, open_plan: OpenPlan) -> None:
+        self._federation = federation
+        self._shelf = shelf
+        self._open_plan = open_plan
+        self._opened: OpenedPlan | None = None
+        self._opening = asyncio.Lock()
+
+    async def compile(self, name: str) -> OpenedPlan:
+        """Read the operator's plan folder `name`; raises ConfigurationError for another federation's plan."""
+        bundle = await asyncio.to_thread(self._shelf.compile, name)
+        if bundle.plan.federation != self._federation:
+            raise ConfigurationError(
+                f"plan {name} is for federation {bundle.plan.federation!r}, this is {self._federation!r}: "
+                "correct `federation` in its plan.toml"
+            )
+        return await asyncio.to_thread(self._open, bundle)
+
+    async def opened(self, plan: Digest) -> OpenedPlan:
+        """The plan with this digest, from its kept copy; raises StateError or IntegrityError."""
+        async with self._opening:
+            if self._opened is None or self._opened.digest != plan:
+                bundle = await asyncio.to_thread(self._shelf.bundle, plan)
+                self._opened = await asyncio.to_thread(self._open, bundle)
+            return self._opened
+
+    async def store_initial(self, opened: OpenedPlan) -> Digest:
+        """Have the initial model, and the base of adapters, stored before a plan begins: later its folder may go.
+
+        Raises IntegrityError.
+        """
+        if opened.parts.base is not None:
+            await asyncio.to_thread(opened.parts.base.initial)
+        return await asyncio.to_thread(opened.parts.models.initial)
+
+    def _open(self, bundle: PlanBundle) -> OpenedPlan:
+        return OpenedPlan(bundle, self._open_plan(bundle), bundle.plan.digest, bundle.encode())
