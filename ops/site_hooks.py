@@ -1,7 +1,8 @@
-"""What MkDocs is told beside mkdocs.yml: pages from the root, links that leave ops/docs, GitHub's anchors, and no other host.
+"""What MkDocs is told beside mkdocs.yml: pages from the root, links that leave ops/docs, GitHub's anchors, and no other
+host.
 
-Pages are written for whoever reads the repository, where a link may lead to a file of the code. On the site there is no such
-file: the link becomes its text and the path. Links to README lead to the index.
+Pages are written for whoever reads the repository, where a link may lead to a file of the code. On the site there is no
+such file: the link becomes its text and the path. Links to README lead to the index.
 """
 
 import posixpath

@@ -46,7 +46,8 @@ COMMANDS = commands_of(
     Row(
         "schema",
         _IN + "silo_commands:schema",
-        "Print the schema.json of a live database: every table that its role may read. What is left out is said on stderr.",
+        "Print the schema.json of a live database: every table that its role may read. What is left out is said on "
+        "stderr.",
     ),
     Row(
         "import",

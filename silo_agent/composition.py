@@ -1,4 +1,5 @@
-"""One agent, put together from its parts: the client, what it is audited by, what it trains with, what keeps it fresh."""
+"""One agent, put together from its parts: the client, what it is audited by, what it trains with, what keeps it
+fresh."""
 
 import asyncio
 import signal
@@ -75,7 +76,8 @@ class Ground:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """By which people see what the agent does: metrics, display, the audit log, and the observer that tells all three."""
+    """By which people see what the agent does: metrics, display, the audit log, and the observer that tells all
+    three."""
 
     metrics: SiloMetrics
     display: TerminalDisplay | LogDisplay

@@ -1,4 +1,5 @@
-"""What every test shares: property tests that no busy machine can fail, ports of its worker's own, and the folder of real data."""
+"""What every test shares: property tests that no busy machine can fail, ports of its worker's own, and the folder of
+real data."""
 
 import gc
 import os
@@ -10,7 +11,8 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
-# Before anything imports torch: its threads, two workers' and those of the processes that tests start, would fight for the cores.
+# Before anything imports torch: its threads, two workers' and those of the processes that tests start, would fight for
+# the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from lorica.demo import ports
@@ -21,7 +23,8 @@ leave_tls_1_3_alone()  # before any test module imports grpc
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # The workers of one run choose from ranges that do not meet: what one has chosen and not yet listens on, no other is given.
+    # The workers of one run choose from ranges that do not meet: what one has chosen and not yet listens on, no other
+    # is given.
     _run = crc32(os.environ["PYTEST_XDIST_TESTRUNUID"].encode())  # two runs at a time begin at different places
     _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     ports._turns = count((_run + _worker * PORTS_OF_A_WORKER) % (ports.END - ports.FIRST))
@@ -75,7 +78,8 @@ def pytest_internalerror(excrepr: Any) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """The first internal error, a worker's own, is printed last: what it brings about in the other processes hides it else."""
+    """The first internal error, a worker's own, is printed last: what it brings about in the other processes hides it
+    else."""
     if _internal_errors and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nthe first internal error was:\n{_internal_errors[0]}")
 

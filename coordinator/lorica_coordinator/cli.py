@@ -1,4 +1,5 @@
-"""The `coordinator` command: a table of its subcommands. A new one is a function in coordinator/lorica_coordinator/commands and a row here."""
+"""The `coordinator` command: a table of its subcommands. A new one is a function in
+coordinator/lorica_coordinator/commands and a row here."""
 
 import sys
 from typing import Annotated
@@ -53,7 +54,8 @@ COMMANDS = commands_of(
     Row(
         "backup",
         _IN + "upkeep_commands:backup",
-        "Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE]; also while it runs.",
+        "Write the coordinator's folder to one file, encrypted with the passphrase of "
+        "LORICA_BACKUP_PASSPHRASE[_FILE]; also while it runs.",
     ),
     Row(
         "restore",
@@ -63,7 +65,8 @@ COMMANDS = commands_of(
     Row(
         "upgrade",
         _IN + "upkeep_commands:upgrade",
-        "Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped meanwhile.",
+        "Bring the state to the tables of this release; a copy of the database is made first. The coordinator is "
+        "stopped meanwhile.",
     ),
     Row(
         "gc",

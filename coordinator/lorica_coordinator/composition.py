@@ -1,4 +1,5 @@
-"""How the coordinator is put together: from a folder to a running federation, or to one that answers a single command."""
+"""How the coordinator is put together: from a folder to a running federation, or to one that answers a single
+command."""
 
 import asyncio
 import signal
@@ -185,7 +186,8 @@ class Serving:
 async def serving(
     coordinator: Coordinator, metrics: CoordinatorMetrics, *, offer: str = "", clock: Clock = time.time
 ) -> AsyncIterator[Serving]:
-    """The service with its two listeners and its status page. The caller holds the folder's lock; `offer` as for `serve`."""
+    """The service with its two listeners and its status page. The caller holds the folder's lock; `offer` as for
+    `serve`."""
     settings = coordinator.settings
     keys = coordinator.keys
     keys.authorities.tidy()
@@ -313,8 +315,8 @@ async def _metrics_served(coordinator: Coordinator, registry: CollectorRegistry)
             await open_here.enter_async_context(served)
         except OSError as error:
             raise ConfigurationError(
-                f"cannot listen on {settings.listen.metrics} for metrics ({error.strerror}): change [listen] metrics in "
-                f"{coordinator.folder.settings}"
+                f"cannot listen on {settings.listen.metrics} for metrics ({error.strerror}): change [listen] "
+                f"metrics in {coordinator.folder.settings}"
             ) from error
         yield
 

@@ -103,7 +103,8 @@ class Coordinator:
         return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
 
     def epsilon_released(self, plan: "Plan") -> float | None:
-        """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its own."""
+        """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its
+        own."""
         return self.releases.spent(plan) if plan.noise_at == "coordinator" else None
 
     def operator_access(self) -> "OperatorAccess":

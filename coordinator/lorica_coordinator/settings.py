@@ -111,7 +111,8 @@ class Settings(Section):
 
     @classmethod
     def read(cls, path: Path) -> "Settings":
-        """The settings in `path`, `state` taken from its folder; raises ConfigurationError naming file, key and value."""
+        """The settings in `path`, `state` taken from its folder; raises ConfigurationError naming file, key and
+        value."""
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:

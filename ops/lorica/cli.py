@@ -113,7 +113,8 @@ def simulate_command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Run no round: estimate its time, traffic, memory and disk from a few real steps, and what silos would refuse.",
+            help="Run no round: estimate its time, traffic, memory and disk from a few real steps, and what silos "
+            "would refuse.",
         ),
     ] = False,
 ) -> None:
@@ -171,7 +172,8 @@ def experiment(
     ] = 0,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
-    """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to results.jsonl."""
+    """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to
+    results.jsonl."""
     from lorica.experiments.definition import Study
     from lorica.experiments.report import write_report
     from lorica.experiments.run import run_study
@@ -195,7 +197,8 @@ def silos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0, help="Of questions and rows.")] = 1,
 ) -> None:
-    """Write the demo's four generated silos, data and database, to try agents with: DIR/hospital, clinic, bank, insurer."""
+    """Write the demo's four generated silos, data and database, to try agents with: DIR/hospital, clinic, bank,
+    insurer."""
     from lorica.demo.silos.silos import SILOS, write_silo
 
     for silo in SILOS:
@@ -355,12 +358,14 @@ def privacy_utility(
         list[str] | None,
         typer.Option(
             "--variant",
-            help="Of ops/lorica/privacy_utility/comparison.py: trained beside the least epsilon as it is today, and compared; repeatable. Default: all.",
+            help="Of ops/lorica/privacy_utility/comparison.py: trained beside the least epsilon as it is today, and "
+            "compared; repeatable. Default: all.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train with several epsilons and none, and show what privacy costs in accuracy. Takes some hours; what is done is not done again."""
+    """Train with several epsilons and none, and show what privacy costs in accuracy. Takes some hours; what is done is
+    not done again."""
     if joint:
         from lorica.privacy_utility.joint import run_joint
 
@@ -399,7 +404,8 @@ def soak(
     private: Annotated[bool, typer.Option("--private", help="Under record-level differential privacy.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for everything the soak leaves.")] = Path("soak-out"),
 ) -> None:
-    """Kill a process or a command at random every few seconds through a whole plan, and show that nothing is different by that."""
+    """Kill a process or a command at random every few seconds through a whole plan, and show that nothing is different
+    by that."""
     from lorica.soak.run import run_soak
 
     chosen = secrets.randbelow(1 << 32) if seed is None else seed
@@ -421,7 +427,8 @@ def privacy_audit(
     ] = 1,
     out: Annotated[Path | None, typer.Option(help="JSON file for what was found.")] = None,
 ) -> None:
-    """Hold what private training does against what it promises, and what an attack on it proves of epsilon against what is claimed."""
+    """Hold what private training does against what it promises, and what an attack on it proves of epsilon against what
+    is claimed."""
     from lorica.privacy_audit.run import choice, run_audit
 
     chosen = choice(targets=target, claims=claim, canaries=canaries, releases=releases, seed=seed, out=out)

@@ -1,4 +1,5 @@
-"""A model that is no longer from scratch: trained on public text alone, with the product's own trainer, and written as Hugging Face has models."""
+"""A model that is no longer from scratch: trained on public text alone, with the product's own trainer, and written as
+Hugging Face has models."""
 
 import shutil
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ def write_warm_start(
     device: DeviceSettings,
     on_progress: Progress = lambda fraction, loss: None,
 ) -> None:
-    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan's [training], by whole keys.
+    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan's
+    [training], by whole keys.
 
     Raises what making a plan and training raise; `folder` is there only when all is done.
     """

@@ -16,7 +16,8 @@ DIGEST_BYTES = 32
 
 
 def canonical_json(value: object) -> bytes:
-    """`value` (dicts, lists, strings, numbers, booleans, None) as canonical JSON; raises ValueError for NaN and infinities."""
+    """`value` (dicts, lists, strings, numbers, booleans, None) as canonical JSON; raises ValueError for NaN and
+    infinities."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 

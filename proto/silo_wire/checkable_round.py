@@ -1,4 +1,5 @@
-"""A masked round as others can check it: evidence with its manifests, the pieces of a chunk, the proof of a false one."""
+"""A masked round as others can check it: evidence with its manifests, the pieces of a chunk, the proof of a false
+one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ class FalseChunk(FalseModel):
 
     def __init__(self, evidence: Evidence, chunk: int, part: str, detail: str) -> None:
         super().__init__(
-            f"chunk {chunk} of the {part} of {evidence.attempt} is not what its sum makes ({detail}): the coordinator handed "
-            "out a false model; keep the proof, and stop the federation until its operator has explained it"
+            f"chunk {chunk} of the {part} of {evidence.attempt} is not what its sum makes ({detail}): the "
+            "coordinator handed out a false model; keep the proof, and stop the federation until its operator has "
+            "explained it"
         )
         self.evidence, self.chunk, self.part = evidence, chunk, part
 
@@ -110,7 +112,8 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """That chunk `chunk` of signed evidence is false: whoever has the plan and the keys can see for itself (`examined`)."""
+    """That chunk `chunk` of signed evidence is false: whoever has the plan and the keys can see for itself
+    (`examined`)."""
 
     checkable: CheckableRound
     chunk: int

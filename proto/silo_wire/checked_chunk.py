@@ -1,13 +1,15 @@
-"""One chunk of a round made again: the survivors' masked words, unmasked, decoded, and the server's step on that stretch alone.
+"""One chunk of a round made again: the survivors' masked words, unmasked, decoded, and the server's step on that
+stretch alone.
 
-Float32 vectors and masked vectors have chunks of the same size, so chunk i of all of them is the same stretch of elements. Whoever
-checks a chunk needs of it: each survivor's masked words, master model and optimizer state before, and, where models are handed out in
-bfloat16, the chunk of the model that has this stretch. Every piece is checked against a manifest whose digest the evidence
-names; what comes out must have the digests of the manifests after the step. No chunk needs another one.
+Float32 vectors and masked vectors have chunks of the same size, so chunk i of all of them is the same stretch of
+elements. Whoever checks a chunk needs of it: each survivor's masked words, master model and optimizer state before,
+and, where models are handed out in bfloat16, the chunk of the model that has this stretch. Every piece is checked
+against a manifest whose digest the evidence names; what comes out must have the digests of the manifests after the
+step. No chunk needs another one.
 
-A piece that is not what its manifest says is IntegrityError: whoever sent it sent something else than the evidence names, which
-shows nothing. A chunk that comes out otherwise is FalseChunk: evidence, manifests and pieces together are proof against whoever
-signed the evidence, for anybody who has the plan and the silos' keys.
+A piece that is not what its manifest says is IntegrityError: whoever sent it sent something else than the evidence
+names, which shows nothing. A chunk that comes out otherwise is FalseChunk: evidence, manifests and pieces together are
+proof against whoever signed the evidence, for anybody who has the plan and the silos' keys.
 """
 
 from collections.abc import Mapping
@@ -53,7 +55,8 @@ TAIL = "sum of weights"
 
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
-    """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its weights."""
+    """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its
+    weights."""
 
     optimizer: ServerOptimizer
     layout: Layout
@@ -121,7 +124,8 @@ class CheckedRound:
 
     @cached_property
     def tail_chunks(self) -> tuple[int, ...]:
-        """Where the two last words are: mostly one chunk, sometimes two. A check that leaves one out proves no sum of weights."""
+        """Where the two last words are: mostly one chunk, sometimes two. A check that leaves one out proves no sum of
+        weights."""
         return tuple(sorted({(self.elements + word) // self.chunk_elements for word in range(EXTRA_WORDS)}))
 
     def model_chunk(self, chunk: int) -> int | None:
@@ -133,8 +137,8 @@ class CheckedRound:
     def check(self, chunk: int, pieces: Pieces, workspace: mask_stream.Workspace) -> None:
         """Make chunk `chunk` again, in float32 on this CPU.
 
-        Raises FalseChunk where it comes out otherwise than the evidence says; IntegrityError or MalformedMessage for pieces
-        that are not what the manifests say. Pieces stay as they are.
+        Raises FalseChunk where it comes out otherwise than the evidence says; IntegrityError or MalformedMessage for
+        pieces that are not what the manifests say. Pieces stay as they are.
         """
         if chunk not in self.chunks:
             raise MalformedMessage(
@@ -275,8 +279,8 @@ def examined(
 ) -> FalseChunk:
     """What `proof` proves of `coordinator`.
 
-    Raises IntegrityError where the coordinator did not sign it, or where the chunk is right; PolicyRefusal or MalformedMessage for
-    what no evidence is: then it proves nothing.
+    Raises IntegrityError where the coordinator did not sign it, or where the chunk is right; PolicyRefusal or
+    MalformedMessage for what no evidence is: then it proves nothing.
     """
     evidence = proof.checkable.evidence
     proof.checkable.signed.check(coordinator)

@@ -2,9 +2,9 @@
 
 A model or an update travels as one little-endian vector: the tensors of a Layout, sorted by name, each in row-major
 order, without gaps. Aliases of a tied parameter appear once, under the name that comes first in that order. The vector
-is cut into chunks of `chunk_bytes` (the last may be shorter); a Manifest lists the digest of each. Its own digest covers
-the layout, the sizes and every chunk digest, so it stands for the whole content. A masked update is such a vector too, of
-one tensor of 32-bit words (`masked_layout`).
+is cut into chunks of `chunk_bytes` (the last may be shorter); a Manifest lists the digest of each. Its own digest
+covers the layout, the sizes and every chunk digest, so it stands for the whole content. A masked update is such a
+vector too, of one tensor of 32-bit words (`masked_layout`).
 """
 
 import hmac
@@ -48,7 +48,8 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The canonical parameter order of a model, or the one tensor of a masked update; `tensors` strictly ascending by name."""
+    """The canonical parameter order of a model, or the one tensor of a masked update; `tensors` strictly ascending by
+    name."""
 
     dtype: Dtype
     tensors: tuple[TensorSpec, ...]
@@ -62,7 +63,8 @@ class Layout:
         for tensor in self.tensors:
             if len(tensor.name) > MAX_NAME_CHARACTERS or not tensor.name.isprintable():
                 raise MalformedMessage(
-                    f"layout tensor name {tensor.name[:80]!r} is not one of at most {MAX_NAME_CHARACTERS} printable characters"
+                    f"layout tensor name {tensor.name[:80]!r} is not one of at most {MAX_NAME_CHARACTERS} printable "
+                    "characters"
                 )
             if tensor.name <= previous:
                 raise MalformedMessage(f"layout tensor {tensor.name!r} is out of order or named twice: sort by name")
@@ -173,7 +175,8 @@ class Manifest:
         return min(self.chunk_bytes, self.total_bytes - index * self.chunk_bytes)
 
     def check_chunk(self, index: int, data: bytes | memoryview) -> None:
-        """Raise unless `data` is exactly chunk `index`: MalformedMessage for its size, IntegrityError for its content."""
+        """Raise unless `data` is exactly chunk `index`: MalformedMessage for its size, IntegrityError for its
+        content."""
         self.check_chunk_size(index, data)
         if not hmac.compare_digest(blake3(data).digest(), self.chunk_digests[index]):
             raise IntegrityError(f"chunk {index} does not have the digest in its manifest: it was damaged or replaced")
@@ -243,7 +246,8 @@ class ChunkDigests:
 def manifest_of(
     layout: Layout, blocks: Iterable[bytes | bytearray | memoryview], chunk_bytes: int = CHUNK_BYTES
 ) -> Manifest:
-    """The manifest of a vector that arrives as consecutive blocks of any size; raises IntegrityError when the length is wrong."""
+    """The manifest of a vector that arrives as consecutive blocks of any size; raises IntegrityError when the length is
+    wrong."""
     digests = ChunkDigests(chunk_bytes)
     for block in blocks:
         digests.update(memoryview(block).cast("B"))

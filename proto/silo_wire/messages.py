@@ -93,7 +93,8 @@ class TrainingSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateHeader:
-    """Announces a client update before its chunks. `log`: how far the silo's audit log is; None where it does not travel."""
+    """Announces a client update before its chunks. `log`: how far the silo's audit log is; None where it does not
+    travel."""
 
     key: RoundKey
     model: Digest
@@ -106,7 +107,8 @@ class UpdateHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedHeader:
-    """Announces a masked update before its chunks; the signature of `masked` covers its manifest. `log` as in UpdateHeader."""
+    """Announces a masked update before its chunks; the signature of `masked` covers its manifest. `log` as in
+    UpdateHeader."""
 
     key: RoundKey
     masked: MaskedInput
@@ -205,10 +207,10 @@ class Finished:
 class Mask:
     """The next step of secure aggregation for one silo; `message` is what it has to answer, None: advertise keys.
 
-    `attempt` is one of the round of `key`; `model` is the one whose delta is to be masked. What the message itself says is
-    for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone; `successions` are signed by
-    the keys that led to them, and still unchecked. `seen`, beside no message, is the digest of the newest advertisement that
-    the coordinator has of this silo, None where it has none.
+    `attempt` is one of the round of `key`; `model` is the one whose delta is to be masked. What the message itself says
+    is for the protocol to judge. `identities`, beside a roster, are the coordinator's word alone; `successions` are
+    signed by the keys that led to them, and still unchecked. `seen`, beside no message, is the digest of the newest
+    advertisement that the coordinator has of this silo, None where it has none.
     """
 
     key: RoundKey
@@ -255,7 +257,8 @@ class AgentPhase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPieces:
-    """Of a chunk that is made again: whose masked vector, and whether the master before, whoever checks it has itself; they travel empty."""
+    """Of a chunk that is made again: whose masked vector, and whether the master before, whoever checks it has itself;
+    they travel empty."""
 
     vector_of: SiloName | None = None
     master: bool = False

@@ -1,6 +1,8 @@
-"""What the two sides sign: statements bound to federation, plan, round and attempt, so that none can be replayed elsewhere.
+"""What the two sides sign: statements bound to federation, plan, round and attempt, so that none can be replayed
+elsewhere.
 
-A statement is (domain, canonical bytes); `lorica_security.identity.identity_key` signs and verifies it under that domain.
+A statement is (domain, canonical bytes); `lorica_security.identity.identity_key` signs and verifies it under that
+domain.
 """
 
 from silo_wire.canonical import Digest, canonical_json
@@ -41,10 +43,11 @@ def update_statement(*, key: RoundKey, silo: str, model: Digest, update: Digest,
 
 
 def trust_statement(*, federation: str, trust: bytes, since: int, certificate: bytes) -> bytes:
-    """Signed by the coordinator: the trust bundle with this digest is what it accepts, and what whoever holds `certificate` should.
+    """Signed by the coordinator: the trust bundle with this digest is what it accepts, and what whoever holds
+    `certificate` should.
 
-    `since`, Unix seconds, is when the bundle took the place of the one before: it rises with each. `certificate` is the SHA-256
-    of the one that goes with it, which is for a key made for this: no answer can be played again.
+    `since`, Unix seconds, is when the bundle took the place of the one before: it rises with each. `certificate` is the
+    SHA-256 of the one that goes with it, which is for a key made for this: no answer can be played again.
     """
     return canonical_json(
         {"certificate": certificate.hex(), "federation": federation, "since": since, "trust": trust.hex()}

@@ -2,7 +2,8 @@
 
 grpcio's server accepts TLS 1.2 and has no switch for it. The cipher suite below is one of TLS 1.2 that needs an RSA
 certificate; every Lorica certificate is ECDSA, so no 1.2 handshake can complete, while TLS 1.3 has suites of its own.
-gRPC reads the variable once, when it is imported. Listeners probe themselves at start all the same (coordinator/lorica_coordinator/edges/server).
+gRPC reads the variable once, when it is imported. Listeners probe themselves at start all the same
+(coordinator/lorica_coordinator/edges/server).
 """
 
 import os

@@ -1,4 +1,5 @@
-"""gRPC as both sides use it: bounded messages, keepalive, and errors as status in one table. TLS 1.3 alone: see silo_wire."""
+"""gRPC as both sides use it: bounded messages, keepalive, and errors as status in one table. TLS 1.3 alone: see
+silo_wire."""
 
 import asyncio
 import ctypes
@@ -38,12 +39,12 @@ _STATUS: Final[dict[type[LoricaError], grpc.StatusCode]] = {
 _CLASSES: Final = {kind.__name__: kind for kind in _STATUS if kind is not errors.PolicyRefusal}
 
 WINDOW_BYTES: Final = 2 << 20
-"""What a peer may send on a stream before it is read: 2 MiB carry 160 Mbit/s over a round trip of 100 ms. Left to itself
-gRPC lets it grow to 64 MiB, for each stream of each connection."""
+"""What a peer may send on a stream before it is read: 2 MiB carry 160 Mbit/s over a round trip of 100 ms. Left to
+itself gRPC lets it grow to 64 MiB, for each stream of each connection."""
 
 FRAME_BYTES: Final = 256 << 10
-"""Of a message; with gRPC's 16 KiB a transfer costs a twentieth more. On a slow line (10 Mbit/s) such a frame is a fifth of a
-second, which nothing else on the connection notices."""
+"""Of a message; with gRPC's 16 KiB a transfer costs a twentieth more. On a slow line (10 Mbit/s) such a frame is a
+fifth of a second, which nothing else on the connection notices."""
 
 
 def _bounds(window_bytes: int) -> Sequence[tuple[str, int]]:
@@ -83,7 +84,8 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
 )
 
 _MALLOPT: Final = {-3: 32 << 20, -1: 128 << 20, -8: 1}
-"""mallopt(3): M_MMAP_THRESHOLD (its largest value), M_TRIM_THRESHOLD, M_ARENA_MAX (malloc_trim leaves the end of others)."""
+"""mallopt(3): M_MMAP_THRESHOLD (its largest value), M_TRIM_THRESHOLD, M_ARENA_MAX (malloc_trim leaves the end of
+others)."""
 
 
 def keep_chunks_in_memory() -> None:

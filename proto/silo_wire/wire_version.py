@@ -1,8 +1,8 @@
 """Which version of the wire each side speaks, and how far apart they may be.
 
-A major version changes what calls mean; a minor one adds what the other side may leave out. Sides one minor version apart work together, so that
-a federation is upgraded one host after the other, in any order. Each side checks: one that does not know yet that there are minor versions
-speaks 0 of them, and leaves it to the other.
+A major version changes what calls mean; a minor one adds what the other side may leave out. Sides one minor version
+apart work together, so that a federation is upgraded one host after the other, in any order. Each side checks: one that
+does not know yet that there are minor versions speaks 0 of them, and leaves it to the other.
 """
 
 import re
@@ -53,6 +53,6 @@ def require_compatible(*, agent: WireVersion, coordinator: WireVersion, silo: st
     needed = WireVersion(newer.major, max(0, newer.minor - MINORS_APART))
     older = f"the agent of silo {silo}" if agent < coordinator else "the coordinator"
     raise StateError(
-        f"the agent of silo {silo} speaks wire version {agent}, the coordinator {coordinator}, and one minor version apart is the most: upgrade "
-        f"{older} to a release that speaks {needed} or newer"
+        f"the agent of silo {silo} speaks wire version {agent}, the coordinator {coordinator}, and one minor "
+        f"version apart is the most: upgrade {older} to a release that speaks {needed} or newer"
     )

@@ -1,6 +1,7 @@
 """Work on the chunks of one transfer, done in order in another thread while the next ones arrive.
 
-The event loop is not woken for each piece of work that is done: on a busy machine that costs as much as the work itself.
+The event loop is not woken for each piece of work that is done: on a busy machine that costs as much as the work
+itself.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from contextlib import suppress
 from typing import Final
 
 MOST_WAITING: Final = 3
-"""Pieces that wait before `put` does: with chunks of 1 MiB, and what is on its way, less than the 8 MiB that may be sent twice."""
+"""Pieces that wait before `put` does: with chunks of 1 MiB, and what is on its way, less than the 8 MiB that may be
+sent twice."""
 _TOGETHER: Final = 2
 """So many are begun at once; waking a thread for each alone costs more."""
 

@@ -64,7 +64,8 @@ class AuthenticationError(LoricaError):
 
 
 class OutsideValidity(AuthenticationError):
-    """A certificate does not hold at the moment that the clock shows; at another it does. Clocks are set, so it is asked again."""
+    """A certificate does not hold at the moment that the clock shows; at another it does. Clocks are set, so it is
+    asked again."""
 
 
 class AuthorisationError(LoricaError):

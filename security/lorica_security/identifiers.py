@@ -52,7 +52,8 @@ class Identity:
         federation_name(self.federation)
         if (self.role is Role.COORDINATOR) != (self.name == ""):
             raise ConfigurationError(
-                f"identity with role {self.role.value} and name {self.name!r}: only others than the coordinator are named"
+                f"identity with role {self.role.value} and name {self.name!r}: only others than the coordinator are "
+                "named"
             )
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigurationError(f"{self.role.value} name {self.name!r} is not allowed: use {NAME_RULE}")

@@ -2,7 +2,8 @@
 
 
 def visible(text: str) -> str:
-    """On one line, with escapes for whatever does not print: control characters, line ends, marks that turn the direction of text."""
+    """On one line, with escapes for whatever does not print: control characters, line ends, marks that turn the
+    direction of text."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text

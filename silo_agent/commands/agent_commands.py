@@ -55,7 +55,8 @@ def enroll(
         list[str],
         typer.Argument(
             metavar="TOKEN",
-            help="The line that `coordinator invite` printed, also in pieces as a mail program wraps it; `-` reads it from stdin.",
+            help="The line that `coordinator invite` printed, also in pieces as a mail program wraps it; `-` reads "
+            "it from stdin.",
         ),
     ],
     directory: Dir = None,
@@ -133,8 +134,8 @@ def start(
         last = started_with(journal)
         if last.config and not choice.config:
             raise ConfigurationError(
-                f"the last start had --config {last.config}, and this one has none: it would run by other rules; give it again, or the "
-                "file whose rules are to hold from now on"
+                f"the last start had --config {last.config}, and this one has none: it would run by other rules; "
+                "give it again, or the file whose rules are to hold from now on"
             )
         settings = replace(choice, rules=last.rules).settings(folder)
         read = str(choice.file(folder) or "")

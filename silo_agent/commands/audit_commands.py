@@ -64,7 +64,8 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check every entry, every signature and the coordinator's receipts; exit with 5 naming the first entry that is wrong."""
+    """Check every entry, every signature and the coordinator's receipts; exit with 5 naming the first entry that is
+    wrong."""
     from lorica_security.on_disk.reading import against, key_from_digits, read_log, verdict
     from silo_agent.edges.accounts.audit_check import check_receipts
     from silo_agent.edges.memory.identity_succession import own_keys
@@ -131,7 +132,8 @@ def examine(
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Make the chunk of a proof again: does it show that the coordinator handed out a false model? Exit with 5 where it shows nothing, with 11 where the file is no proof."""
+    """Make the chunk of a proof again: does it show that the coordinator handed out a false model? Exit with 5 where it
+    shows nothing, with 11 where the file is no proof."""
     from silo_agent.edges.masks.model_checking import examine as examine_proof
 
     folder = silo_folder(directory)

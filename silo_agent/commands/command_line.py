@@ -58,7 +58,8 @@ class Choice:
     def settings(self, folder: SiloFolder) -> "Settings":
         """What that file says, with what the command line gives over it.
 
-        Raises ConfigurationError where it cannot be read, or where it is gone from a silo that had rules: defaults allow more.
+        Raises ConfigurationError where it cannot be read, or where it is gone from a silo that had rules: defaults
+        allow more.
         """
         from silo_agent.settings import Settings
 
@@ -77,16 +78,19 @@ class Choice:
 
 
 def _require_new(folder: SiloFolder, rules: str) -> None:
-    """Raise ConfigurationError where a silo without silo.toml had one before, or has masked: it would run with no rules at all."""
+    """Raise ConfigurationError where a silo without silo.toml had one before, or has masked: it would run with no rules
+    at all."""
     if rules:
         raise ConfigurationError(
-            f"the last start read {rules}, and now there is no {folder.settings}: this silo would run by default rules, which allow "
-            "more; put the file back, mount what it lies on, or give --config. A silo that means to have no rules has an empty one"
+            f"the last start read {rules}, and now there is no {folder.settings}: this silo would run by default "
+            "rules, which allow more; put the file back, mount what it lies on, or give --config. A silo that means "
+            "to have no rules has an empty one"
         )
     if _may_have_masked(folder):
         raise ConfigurationError(
-            f"this silo has masked, and there is no {folder.settings}: by default rules its next update may leave without a mask; put "
-            "the file back, mount what it lies on, or write one with [policy] require_secure_aggregation = true"
+            f"this silo has masked, and there is no {folder.settings}: by default rules its next update may leave "
+            "without a mask; put the file back, mount what it lies on, or write one with [policy] "
+            "require_secure_aggregation = true"
         )
 
 

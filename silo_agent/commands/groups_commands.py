@@ -25,7 +25,8 @@ Digest = Annotated[
 
 @groups_app.command()
 def show(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
-    """Print the release groups that this silo holds, what is proposed to follow, and what that would let others learn."""
+    """Print the release groups that this silo holds, what is proposed to follow, and what that would let others
+    learn."""
     _, _, chain = _chain(directory, config)
     standing = chain.standing()
     if as_json:
@@ -69,7 +70,8 @@ def approve(digest: Digest, config: Config = None, directory: Dir = None) -> Non
 
 @groups_app.command()
 def withdraw(digest: Digest, config: Config = None, directory: Dir = None) -> None:
-    """Take back this silo's signature under groups that never came to stand, so that others can be signed in their place.
+    """Take back this silo's signature under groups that never came to stand, so that others can be signed in their
+    place.
 
     If they come to stand after all, this silo has signed two successors: it counts as one that colludes.
     """
@@ -89,8 +91,8 @@ def _whole(digest: str) -> str:
     text = digest.lower()
     if len(text) != 64 or set(text) - set("0123456789abcdef"):
         raise ConfigurationError(
-            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: copy it from `silo-agent groups show`. "
-            "Two proposals can be made that begin alike"
+            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: copy it from "
+            "`silo-agent groups show`. Two proposals can be made that begin alike"
         )
     return text
 

@@ -67,7 +67,8 @@ def rotate(directory: Dir = None) -> None:
 
 
 def finish_rotation(folder: SiloFolder, on_trouble: "Callable[[str], None]") -> None:
-    """Finish a rotation of the identity key that was cut off, if one was; while the coordinator is away `on_trouble` hears of each try.
+    """Finish a rotation of the identity key that was cut off, if one was; while the coordinator is away `on_trouble`
+    hears of each try.
 
     The caller holds the folder's lock. Raises what the coordinator says.
     """

@@ -39,7 +39,8 @@ def import_data(
         typer.Option(
             "--map",
             metavar="KEY=COLUMN",
-            help="Where the source has a key: question, query, id, db_id, or one to keep, such as patient. Default: the column of its name.",
+            help="Where the source has a key: question, query, id, db_id, or one to keep, such as patient. Default: "
+            "the column of its name.",
         ),
     ] = None,
     schema: Annotated[
@@ -65,7 +66,8 @@ def import_data(
         str | None,
         typer.Option(
             "--split-by",
-            help="`template` of the SQL, a KEY whose values stay together, or `source`. Default: source if it has splits, else template.",
+            help="`template` of the SQL, a KEY whose values stay together, or `source`. Default: source if it has "
+            "splits, else template.",
         ),
     ] = None,
     dev: Annotated[float, typer.Option("--dev", min=0.001, max=0.5, help="Share of the lines for dev.")] = 0.1,
@@ -75,7 +77,8 @@ def import_data(
 ) -> None:
     """Make a data folder of data as you have it: CSV, TSV, JSON, Parquet, Hugging Face data sets, Spider, BIRD.
 
-    All problems are told at once, with file and line, and nothing is written then. Otherwise ten rows are shown and you are asked.
+    All problems are told at once, with file and line, and nothing is written then. Otherwise ten rows are shown and you
+    are asked.
     """
     from silo_agent.edges.data_import.examples import OWN_KEYS, Choices, Importer, mapping
     from silo_agent.edges.data_import.schemas import schemas_of
@@ -118,7 +121,8 @@ def _require_sound(findings: Findings, source: Path) -> None:
     for line in (*map(visible, findings.remarks), *findings.shown()):
         print(line, file=sys.stderr)
     raise DataError(
-        f"{source} has {count:,} problem{'s' * (count > 1)}, told above: nothing was written; correct the data and import again"
+        f"{source} has {count:,} problem{'s' * (count > 1)}, told above: nothing was written; correct the data and "
+        "import again"
     )
 
 

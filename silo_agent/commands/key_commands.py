@@ -22,7 +22,8 @@ def protect(
     directory: Dir = None,
     clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
 ) -> None:
-    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
+    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted
+    with now."""
     from lorica_security.audit.entry import Event
     from lorica_security.host.key_file import protect_all, read_key_of_either, settle
     from lorica_security.host.process_lock import ProcessLock

@@ -87,8 +87,8 @@ def approve(
 ) -> None:
     """Let the plan of this digest run here where [policy] approved_plans = "ask".
 
-    The initial model of a plan with masks is compared first, its parameters bit for bit, its configuration and its tokenizer: with
-    --model, or, where the plan's size and seed make it, by making it again.
+    The initial model of a plan with masks is compared first, its parameters bit for bit, its configuration and its
+    tokenizer: with --model, or, where the plan's size and seed make it, by making it again.
     """
     from lorica_security.audit.entry import Event
     from lorica_security.identity.seal import Seal
@@ -127,7 +127,8 @@ def approve(
         print(f"its initial model was {comparison.value}, and so were its configuration and its tokenizer")
         if added:
             print(
-                f"beside the copy's its tokenizer has {len(added)} tokens: {one_line(json.dumps(added, ensure_ascii=False))}"
+                f"beside the copy's its tokenizer has {len(added)} tokens: "
+                f"{one_line(json.dumps(added, ensure_ascii=False))}"
             )
     elif bundle is None or bundle.plan.aggregation.secure_aggregation:
         print(_UNCOMPARED)
@@ -143,7 +144,8 @@ _UNCOMPARED = "its initial model was not compared: one that was made for it can 
 def _compared(
     bundle: "PlanBundle | None", digest: "Digest", policy: "SiloPolicy", model: Path | None, *, without: bool
 ) -> tuple[Comparison, Sequence[str]]:
-    """How the initial model was compared, now or at an earlier approval, and what the plan's tokenizer has beside the copy's.
+    """How the initial model was compared, now or at an earlier approval, and what the plan's tokenizer has beside the
+    copy's.
 
     Raises where it was not, and `without` does not say so.
     """
@@ -155,8 +157,8 @@ def _compared(
         return Comparison.NONE, ()
     if bundle is None:
         raise StateError(
-            f"plan {digest} is not here, and its initial model cannot be compared: start silo-agent, and approve the plan when "
-            "it is offered, or give --without-comparing-the-model"
+            f"plan {digest} is not here, and its initial model cannot be compared: start silo-agent, and approve "
+            "the plan when it is offered, or give --without-comparing-the-model"
         )
     if model is None and not bundle.plan.aggregation.secure_aggregation:
         return Comparison.NONE, ()  # the coordinator sees each update anyhow
@@ -172,8 +174,9 @@ def _compared(
     before = next((it.name for it in policy.record().lineages if it.round and it.led_to(plan.initial_model)), None)
     had = "" if before is None else f" Its parameters are those of a model that this silo had under plan {before}."
     raise ConfigurationError(
-        f"plan {plan.name} begins from {source}, which was not compared.{had} Fetch a copy of it by a way of your own and give "
-        f"its folder, with `{policy.approve_command(bundle)}`; or give --without-comparing-the-model in place of it, which the audit log tells of"
+        f"plan {plan.name} begins from {source}, which was not compared.{had} Fetch a copy of it by a way of your "
+        f"own and give its folder, with `{policy.approve_command(bundle)}`; or give --without-comparing-the-model in "
+        f"place of it, which the audit log tells of"
     )
 
 
@@ -203,7 +206,8 @@ def _require_pairs_that_are(others: "list[Digest]", digest: "Digest", policy: "S
 def _require_pairs_approved(
     bundle: "PlanBundle", policy: "SiloPolicy", store: "PlanStore", others: "list[Digest]"
 ) -> None:
-    """Show what each plan that this one must be approved beside differs in; raises PolicyRefusal for one that `others` lacks."""
+    """Show what each plan that this one must be approved beside differs in; raises PolicyRefusal for one that `others`
+    lacks."""
     refused = None
     for other, refusal in policy.kin(bundle):
         print(_pair(bundle, other, store.load(other.plan)))
@@ -222,7 +226,8 @@ def _pair(bundle: "PlanBundle", other: "Lineage", before: "PlanBundle | None") -
             if other.led_to(bundle.plan.initial_model)
             else "may begin from the same model."
         ),
-        "What may be learnt: the difference of two sums. If all but one silo do the same work under both, it is that one's update.",
+        "What may be learnt: the difference of two sums. If all but one silo do the same work under both, it is "
+        "that one's update.",
     ]
     if before is None:
         return "\n".join([*lines, f"what {other.name or 'that plan'} says is not here any more"])

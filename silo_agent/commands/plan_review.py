@@ -1,7 +1,8 @@
-"""What a person needs to see of a plan before approving it: every setting that touches training, and what is unusual about them.
+"""What a person needs to see of a plan before approving it: every setting that touches training, and what is unusual
+about them.
 
-Nothing here refuses. The limits of a plan are wide, so that whatever is sensible fits; these bands are narrow, so that whatever
-is not sensible is seen.
+Nothing here refuses. The limits of a plan are wide, so that whatever is sensible fits; these bands are narrow, so that
+whatever is not sensible is seen.
 """
 
 import json
@@ -90,7 +91,10 @@ def _work(plan: Plan) -> Iterator[str]:
         return
     gap = widest_gap(training.works)
     if gap is None:
-        yield f"[training.overrides] have more than {MOST_SETTINGS} different settings, too many to compare each with each"
+        yield (
+            f"[training.overrides] have more than {MOST_SETTINGS} different settings, too many to compare each with "
+            "each"
+        )
     elif gap.ratio > 1:
         yield (
             f"{gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer steps"
@@ -126,8 +130,8 @@ def _training(plan: Plan) -> Iterator[str]:
         yield from _outside(f"{COMMON} max_grad_norm", training.max_grad_norm, (0.01, 100.0))
     if (shrinks := training.weight_decay * training.learning_rate) > 0.01:
         yield (
-            f"{COMMON} weight_decay = {training.weight_decay:g} takes {min(shrinks, 1):.2g} of every parameter in each step, "
-            "whatever the data"
+            f"{COMMON} weight_decay = {training.weight_decay:g} takes {min(shrinks, 1):.2g} of every parameter in "
+            "each step, whatever the data"
         )
     yield from _outside(f"{COMMON} fedprox_mu", training.fedprox_mu, (0.0, 10.0))
     if training.dropout is not None:
@@ -136,8 +140,8 @@ def _training(plan: Plan) -> Iterator[str]:
     yield from _outside(f"{COMMON} max_output_tokens", training.max_output_tokens, (8, 4096))
     if training.loss_log_steps > 100 and plan.weighted:
         yield (
-            f"{COMMON} loss_log_steps = {training.loss_log_steps}: a silo with fewer optimizer steps logs one loss, has no loss "
-            "reduction and weighs the least"
+            f"{COMMON} loss_log_steps = {training.loss_log_steps}: a silo with fewer optimizer steps logs one loss, "
+            "has no loss reduction and weighs the least"
         )
 
 
@@ -156,8 +160,8 @@ def _server(plan: Plan) -> Iterator[str]:
     if server.secure_aggregation:
         if server.max_weight < server.weighs.least_usual_cap:
             yield (
-                f"[aggregation] max_weight = {server.max_weight:g} is less than almost any weight: a silo that reduces its loss at all "
-                f"weighs {server.max_weight_ratio:g} times what one weighs that does not"
+                f"[aggregation] max_weight = {server.max_weight:g} is less than almost any weight: a silo that "
+                f"reduces its loss at all weighs {server.max_weight_ratio:g} times what one weighs that does not"
             )
         yield from _outside("[aggregation] max_weight_ratio", server.max_weight_ratio, (1.0, 100.0))
         yield from _outside("[aggregation] delta_bound", server.delta_bound, (1e-3, 100.0))

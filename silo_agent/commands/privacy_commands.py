@@ -1,4 +1,5 @@
-"""`silo-agent privacy`: what this silo has released under differential privacy, whether its ledger is whole, and what a plan will cost."""
+"""`silo-agent privacy`: what this silo has released under differential privacy, whether its ledger is whole, and what a
+plan will cost."""
 
 import json
 from collections.abc import Iterator
@@ -40,23 +41,25 @@ def show(config: Config = None, directory: Dir = None, as_json: Json = False) ->
         release = entry.release
         when = datetime.fromtimestamp(entry.at, UTC).isoformat(timespec="minutes")
         print(
-            f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  {entry.mechanism}: "
-            f"noise multiplier {release.noise_multiplier:.4g}, sampling rate {release.sampling_rate:.4g}, {release.steps} steps"
-            + (f", noise of {release.makers} silos together" if release.makers > 1 else "")
+            f"{entry.sequence:>5}  {when}  plan {entry.plan[:12]} round {entry.round} attempt {entry.attempt}  "
+            f"{entry.mechanism}: noise multiplier {release.noise_multiplier:.4g}, sampling rate "
+            f"{release.sampling_rate:.4g}, {release.steps} "
+            f"steps" + (f", noise of {release.makers} silos together" if release.makers > 1 else "")
         )
     print(_spent_line(spent))
     if spent["plans"]:
         print(_schedule_line(spent))
     if spent["releases_of_others"]:
         print(
-            f"{spent['releases_of_others']} releases of other silo folders are in it, which train on some of the same records "
-            f"({spent['shared_budget']})"
+            f"{spent['releases_of_others']} releases of other silo folders are in it, which train on some of the "
+            f"same records ({spent['shared_budget']})"
         )
 
 
 @privacy_app.command()
 def verify(config: Config = None, directory: Dir = None) -> None:
-    """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell; offline."""
+    """Check that the ledger is whole, as far as its entries, the journal and the coordinator's newest receipt tell;
+    offline."""
     with _guarded(directory, config) as (guard, _):
         counted, receipt = guard.counted(), guard.receipt()
         spent = _spent(counted, shared=guard.sharing.shown)
@@ -75,7 +78,8 @@ def verify(config: Config = None, directory: Dir = None) -> None:
 
 @privacy_app.command()
 def forecast(config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
-    """Print what the newest plan that was offered costs, and how many of its rounds the budget allows; exit with 8 if none."""
+    """Print what the newest plan that was offered costs, and how many of its rounds the budget allows; exit with 8 if
+    none."""
     from lorica_security.errors import PolicyRefusal, StateError
     from silo_agent.edges.disk.plan_store import PlanStore
 
@@ -94,22 +98,25 @@ def forecast(config: Config = None, directory: Dir = None, as_json: Json = False
         or_alone = "" if facts["after_all_rounds_alone"] is None else f", and max_epsilon_alone {budget.alone:g}"
         raise PolicyRefusal(
             "max_epsilon",
-            f"a round of plan {facts['plan']} would take this silo to epsilon {facts['after_one_round']:.3g}, [policy] max_epsilon "
-            f"allows {budget.epsilon:g}{or_alone}: the privacy budget is spent, and no round of it is taken",
+            f"a round of plan {facts['plan']} would take this silo to epsilon {facts['after_one_round']:.3g}, "
+            f"[policy] max_epsilon allows {budget.epsilon:g}{or_alone}: the privacy budget is spent, and no round of "
+            f"it is taken",
         )
 
 
 def _forecast_text(facts: "dict[str, Any]", budget: "Budget") -> str:
     return (
-        f"plan {facts['plan']}: {facts['rounds']} rounds, which promise epsilon {facts['target_epsilon']:g} at dp_delta "
-        f"{facts['dp_delta']:g} ({facts['neighbouring_relation']})\n"
+        f"plan {facts['plan']}: {facts['rounds']} rounds, which promise epsilon {facts['target_epsilon']:g} at "
+        f"dp_delta {facts['dp_delta']:g} ({facts['neighbouring_relation']})\n"
         f"one round more: epsilon {facts['after_one_round']:.3g} in all; every round: {facts['after_all_rounds']:.3g}\n"
         + (
             ""
             if facts["after_all_rounds_alone"] is None
-            else f"if all others whose noise counts worked against this silo: {facts['after_all_rounds_alone']:.3g}, of {budget.alone:g}\n"
+            else "if all others whose noise counts worked against this silo: "
+            f"{facts['after_all_rounds_alone']:.3g}, of {budget.alone:g}\n"
         )
-        + f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} of them"
+        + f"the budget (epsilon {budget.epsilon:g} at dp_delta {budget.dp_delta:g}) allows {facts['rounds_left']} "
+        "of them"
     )
 
 
@@ -210,7 +217,8 @@ def _spent_line(spent: "dict[str, Any]") -> str:
         + (
             ""
             if spent["epsilon_alone"] is None
-            else f"; {spent['epsilon_alone']:.3g} of {spent['max_epsilon_alone']:g} towards all others together, whose noise counts in it"
+            else f"; {spent['epsilon_alone']:.3g} of {spent['max_epsilon_alone']:g} towards all others together, "
+            "whose noise counts in it"
         )
     )
 
@@ -218,7 +226,8 @@ def _spent_line(spent: "dict[str, Any]") -> str:
 def _schedule_line(spent: "dict[str, Any]") -> str:
     several = spent["plans"] > 1
     return (
-        f"{'forecast' if several else 'exact'}, as one schedule that was fixed beforehand: epsilon {spent['as_one_schedule']:.3g}"
+        f"{'forecast' if several else 'exact'}, as one schedule that was fixed beforehand: epsilon "
+        f"{spent['as_one_schedule']:.3g}"
         + (
             f"; {spent['plans']} plans are in it, and the budget counts what holds whatever later ones were chosen by"
             if several

@@ -125,7 +125,8 @@ def schema(
         typer.Option("--only", metavar="SCHEMA", help="Of PostgreSQL: take this schema and no other; repeatable."),
     ] = None,
 ) -> None:
-    """Print the schema.json of a live database: every table that its role may read. What is left out is said on stderr."""
+    """Print the schema.json of a live database: every table that its role may read. What is left out is said on
+    stderr."""
     from silo_agent.edges.workshop.database_schema import read_schema
     from silo_agent.sql_sandbox import parse_database
 

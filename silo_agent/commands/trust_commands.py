@@ -134,14 +134,17 @@ def reset_memory(
         bool,
         typer.Option(
             AS_HELD,
-            help="Take the release groups that are here for the newest, where a larger number is noted that people know to be wrong.",
+            help="Take the release groups that are here for the newest, where a larger number is noted that people "
+            "know to be wrong.",
         ),
     ] = False,
     directory: Dir = None,
 ) -> None:
-    """Let this silo mask again after masking/memory, lineages.json, release-groups.json or peers.json was lost or came from a backup.
+    """Let this silo mask again after masking/memory, lineages.json, release-groups.json or peers.json was lost or came
+    from a backup.
 
-    Every round that is known of, by any of them, counts as answered. What all have forgotten may be answered once more. Stop the agent first.
+    Every round that is known of, by any of them, counts as answered. What all have forgotten may be answered once more.
+    Stop the agent first.
     """
     from lorica_security.audit.entry import Event
     from lorica_security.errors import ConfigurationError, LoricaError, StateError
@@ -160,8 +163,8 @@ def reset_memory(
     doubts = journal.doubts()
     if not although:
         raise ConfigurationError(
-            f"{'; '.join((str(lost), *doubts))}; with --although-a-delta-may-be-in-two-sums this silo goes on with what is left: nothing "
-            "was changed"
+            f"{'; '.join((str(lost), *doubts))}; with --although-a-delta-may-be-in-two-sums this silo goes on with "
+            "what is left: nothing was changed"
         )
     with ProcessLock(folder.lock, "silo agent"), audited(folder, credentials) as log:
         memory = journal.reset(groups_as_held=groups_as_they_are)
@@ -171,8 +174,8 @@ def reset_memory(
     print("pinned from now on:")
     list_peers(directory)
     print(
-        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; look at `silo-agent groups show` "
-        "and `silo-agent trust list`, then start the agent"
+        f"this silo masks again, in later rounds than the last known of {len(memory.plans)} plans; look at "
+        "`silo-agent groups show` and `silo-agent trust list`, then start the agent"
     )
 
 

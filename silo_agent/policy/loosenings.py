@@ -22,13 +22,15 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
         if masked and "require_secure_aggregation" in rules.model_fields_set:
             yield (
                 "require_secure_aggregation",
-                f"it is false, and this silo masked under {len(masked)} plans: of the next one the coordinator may see its update alone",
+                f"it is false, and this silo masked under {len(masked)} plans: of the next one the coordinator may "
+                "see its update alone",
             )
         return
     if rules.approved_plans == "any":
         yield (
             "approved_plans",
-            'it is "any": the coordinator chooses model and settings, and a model made for it can single out one silo in a sum',
+            'it is "any": the coordinator chooses model and settings, and a model made for it can single out one '
+            "silo in a sum",
         )
     elif rules.approved_plans != "ask":
         yield (
@@ -40,7 +42,8 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
             "verify",
             'it is "off": nobody here finds out whether a round model is one that was made to single out a silo'
             if rules.verify == "off"
-            else 'it is "spot": a round model that is wrong in one place, to single out a silo, is mostly not found out',
+            else 'it is "spot": a round model that is wrong in one place, to single out a silo, is mostly not '
+            "found out",
         )
     if rules.trust_on_first_use:
         yield (
@@ -50,8 +53,8 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     elif on_first_use:
         yield (
             "trust_on_first_use",
-            f"{on_first_use} silos are pinned by the key that they came with first, and count for nothing now: compare each by "
-            "telephone, then `silo-agent trust add`",
+            f"{on_first_use} silos are pinned by the key that they came with first, and count for nothing now: "
+            "compare each by telephone, then `silo-agent trust add`",
         )
     if rules.colluders == 0 and pinned > MOST_TRUSTED_PEERS:
         yield (
@@ -61,7 +64,8 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     if rules.max_work_ratio > PolicyRules.model_fields["max_work_ratio"].default:
         yield (
             "max_work_ratio",
-            f"it is {rules.max_work_ratio:g}: a silo may train so many times more than another, and the sum be mostly its delta",
+            f"it is {rules.max_work_ratio:g}: a silo may train so many times more than another, and the sum be "
+            "mostly its delta",
         )
     if rules.shared_budget == "none":
         yield (
@@ -75,7 +79,8 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
     if rules.min_grad_norm < (usual := PolicyRules.model_fields["min_grad_norm"].default):
         yield (
             "min_grad_norm",
-            f"it is {rules.min_grad_norm:g}, where {usual:g} is the default: a plan may learn nothing, and spend epsilon",
+            f"it is {rules.min_grad_norm:g}, where {usual:g} is the default: a plan may learn nothing, and spend "
+            "epsilon",
         )
     for plan in sorted(set(record.approved) - set(record.compared)):
         yield (

@@ -48,9 +48,9 @@ def mask_refusals(rules: PolicyRules, bundle: PlanBundle) -> Iterator[PolicyRefu
     if odd:
         yield PolicyRefusal(
             "initial_model",
-            f"the tokenizer of plan {bundle.plan.name} is none of T5's family: {some_of(odd)}; this silo takes none of another make "
-            "under secure_aggregation, since a tokenizer can leave text to one silo alone, whose delta the sum then is: have the "
-            "operator offer a plan with the model's own tokenizer",
+            f"the tokenizer of plan {bundle.plan.name} is none of T5's family: {some_of(odd)}; this silo takes none "
+            "of another make under secure_aggregation, since a tokenizer can leave text to one silo alone, whose "
+            "delta the sum then is: have the operator offer a plan with the model's own tokenizer",
         )
 
 
@@ -61,8 +61,8 @@ def _work(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
     if gap is None:
         yield PolicyRefusal(
             "max_work_ratio",
-            f"plan {plan.name} has more than {MOST_SETTINGS} different settings in [training.overrides], which this silo does "
-            "not compare: have the operator give silos the same ones",
+            f"plan {plan.name} has more than {MOST_SETTINGS} different settings in [training.overrides], which this "
+            "silo does not compare: have the operator give silos the same ones",
         )
     elif gap.ratio > Fraction(repr(allowed)):
         remedy = "have the operator bring the overrides together"
@@ -70,7 +70,7 @@ def _work(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
             remedy += f", or set [policy] max_work_ratio = {_rounded_up(gap.ratio):g}"
         yield PolicyRefusal(
             "max_work_ratio",
-            f"{gap.first} and {gap.second} of plan {plan.name} differ {float(gap.ratio):.4g}-fold in learning rate x optimizer "
-            f"steps, [policy] max_work_ratio of this silo allows {allowed:g} under secure_aggregation, since a sum of one silo that "
-            f"trains and others that hardly do is that silo's delta: {remedy}",
+            f"{gap.first} and {gap.second} of plan {plan.name} differ {float(gap.ratio):.4g}-fold in learning rate "
+            f"x optimizer steps, [policy] max_work_ratio of this silo allows {allowed:g} under secure_aggregation, "
+            f"since a sum of one silo that trains and others that hardly do is that silo's delta: {remedy}",
         )

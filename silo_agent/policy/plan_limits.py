@@ -49,6 +49,7 @@ def evaluation_refusals(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusa
     if rules.tell_scores and plan.timetable.has_scores and 0 < most < rules.smallest_evaluation:
         yield PolicyRefusal(
             "smallest_evaluation",
-            f"plan {plan.name} has scores of {most} held-out questions, [policy] smallest_evaluation of this silo wants "
-            f"at least {rules.smallest_evaluation}: have the operator raise [evaluation] max_examples in the plan",
+            f"plan {plan.name} has scores of {most} held-out questions, [policy] smallest_evaluation of this silo "
+            f"wants at least {rules.smallest_evaluation}: have the operator raise [evaluation] max_examples in the "
+            f"plan",
         )

@@ -27,15 +27,16 @@ def privacy_refusals(rules: PolicyRules, silo: SiloName, plan: Plan) -> Iterator
     if plan.privacy.level == "record" and rules.unit_field not in ("", plan.privacy.unit_field):
         yield PolicyRefusal(
             "unit_field",
-            f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field of this "
-            f"silo wants it for each {rules.unit_field!r}: have the operator set [privacy] unit_field in the plan",
+            f"plan {plan.name} promises privacy for each {plan.privacy.unit_field or 'line'!r}, [policy] unit_field "
+            f"of this silo wants it for each {rules.unit_field!r}: have the operator set [privacy] unit_field in the "
+            f"plan",
         )
     norm = plan.training.for_silo(silo).max_grad_norm
     if plan.privacy.level == "record" and norm < rules.min_grad_norm:
         yield PolicyRefusal(
             "min_grad_norm",
-            f"plan {plan.name} clips gradients to max_grad_norm = {norm:g}, [policy] min_grad_norm of this silo wants at least "
-            f"{rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
+            f"plan {plan.name} clips gradients to max_grad_norm = {norm:g}, [policy] min_grad_norm of this silo "
+            f"wants at least {rules.min_grad_norm:g}: have the operator raise [training] max_grad_norm in the plan",
         )
     yield from _joint_noise(rules, plan)
     of_round = [release for _, release in plan.releases_of_round]
@@ -49,7 +50,8 @@ def privacy_refusals(rules: PolicyRules, silo: SiloName, plan: Plan) -> Iterator
             f"{rules.max_dp_delta:g} by the filter that holds over all plans, [policy] max_epsilon of this silo is "
             f"{rules.max_epsilon:g}: change one of them"
             + (
-                f", or set [policy] unit_field = {unit!r} where epsilon is meant for each {unit!r} and not for each line"
+                f", or set [policy] unit_field = {unit!r} where epsilon is meant for each {unit!r} and not for each "
+                "line"
                 if unit and not rules.unit_field
                 else ""
             ),
@@ -76,8 +78,9 @@ def _joint_noise(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
     if rules.trust_on_first_use:
         yield PolicyRefusal(
             "trust_on_first_use",
-            f"plan {plan.name} counts on noise of {plan.noise_makers} silos, and [policy] trust_on_first_use of this silo would take "
-            "silos that the coordinator invented for some of them: set it to false and pin the others' keys, or have the operator set "
+            f"plan {plan.name} counts on noise of {plan.noise_makers} silos, and [policy] trust_on_first_use of "
+            "this silo would take silos that the coordinator invented for some of them: set it to false and pin the "
+            "others' keys, or have the operator set "
             '[privacy] noise = "own"',
         )
     of_rounds = [
@@ -88,9 +91,10 @@ def _joint_noise(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
     if not rules.max_epsilon_alone or alone > rules.max_epsilon_alone:
         yield PolicyRefusal(
             "max_epsilon_alone",
-            f"the noise of plan {plan.name} is made by {plan.noise_makers} silos together: if all others worked against this one, its "
-            f"{plan.schedule.rounds} rounds would cost epsilon {alone:.3g} at dp_delta {rules.max_dp_delta:g}, [policy] "
-            f"max_epsilon_alone of this silo is {rules.max_epsilon_alone:g}: change it, or have the operator set [privacy] noise = "
+            f"the noise of plan {plan.name} is made by {plan.noise_makers} silos together: if all others worked "
+            f"against this one, its {plan.schedule.rounds} rounds would cost epsilon {alone:.3g} at dp_delta "
+            f"{rules.max_dp_delta:g}, [policy] max_epsilon_alone of this silo is {rules.max_epsilon_alone:g}: change "
+            f"it, or have the operator set [privacy] noise = "
             '"own"',
         )
 

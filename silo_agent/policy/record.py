@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Lineage:
     """A plan under which this silo has masks, what it begins from, and the models that this silo saw under it.
 
-    `layout` is that of the whole model, adapters' base included; `begins` is its initial model in either wire type, and its base. Both are
-    None where an earlier release noted the plan. `round` is the last that was joined, 0 where none was.
+    `layout` is that of the whole model, adapters' base included; `begins` is its initial model in either wire type, and
+    its base. Both are None where an earlier release noted the plan. `round` is the last that was joined, 0 where none
+    was.
     """
 
     plan: Digest
@@ -50,6 +51,7 @@ class Record:
 
 
 def beginnings(plan: Plan) -> frozenset[str]:
-    """What a plan begins from, by digest: the very numbers may come in another wire type, or below adapters of another seed or rank."""
+    """What a plan begins from, by digest: the very numbers may come in another wire type, or below adapters of another
+    seed or rank."""
     model = plan.model
     return frozenset(it for it in (model.initial, model.initial_bfloat16, model.base) if it is not None)

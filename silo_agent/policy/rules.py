@@ -29,8 +29,8 @@ Silos = Annotated[int, Field(ge=LEAST_SILOS, le=MOST_SILOS)]
 
 
 class PolicyRules(Section):
-    """`[policy]` of silo.toml. The defaults allow any plan of an ordinary size of this federation; where masks are required,
-    those that people approved."""
+    """`[policy]` of silo.toml. The defaults allow any plan of an ordinary size of this federation; where masks are
+    required, those that people approved."""
 
     max_parameters: Annotated[int, Field(ge=1)] = 1_000_000_000
     allowed_tensors: Literal["any"] | Annotated[list[TensorPattern], Field(min_length=1)] = "any"
@@ -56,10 +56,12 @@ class PolicyRules(Section):
     require_privacy: Literal["none", "record", "silo"] = "none"
     unit_field: Annotated[str, Field(max_length=100)] = ""  # what a private plan must group lines by; "": anything
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0  # of all private rounds ever, over all plans
-    # the same towards all other silos of a sum, if they worked against this one; 0: no plan whose noise silos make together
+    # the same towards all other silos of a sum, if they worked against this one; 0: no plan whose noise silos make
+    # together
     max_epsilon_alone: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     max_dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the dp_delta at which max_epsilon is counted
-    # of one record's gradient under record-level privacy: far below what float32 resolves in trained parameters nothing is learnt
+    # of one record's gradient under record-level privacy: far below what float32 resolves in trained parameters nothing
+    # is learnt
     min_grad_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
     max_model_value: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e5  # of a round model's parameters, in size
     shared_budget: Annotated[str, Field(max_length=4096)] = ""  # registry of folders that train on the same records

@@ -1,8 +1,8 @@
 """What this silo refuses, whatever the coordinator says. Each refusal is a PolicyRefusal that names the rule.
 
-The rules are the `[policy]` table of silo.toml: limits, approvals, what masks must promise, and whether the silo's database
-may be queried. They are checked before a plan is answered and again before bytes leave; `demands` goes into every roster
-of secure aggregation. A plan is held to its own worst case: the smallest cohort that it lets begin.
+The rules are the `[policy]` table of silo.toml: limits, approvals, what masks must promise, and whether the silo's
+database may be queried. They are checked before a plan is answered and again before bytes leave; `demands` goes into
+every roster of secure aggregation. A plan is held to its own worst case: the smallest cohort that it lets begin.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,8 @@ class SiloPolicy:
             raise objection
 
     def objections(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
-        """Every refusal of this plan; that people have not approved it comes last, for what else is wrong they cannot approve."""
+        """Every refusal of this plan; that people have not approved it comes last, for what else is wrong they cannot
+        approve."""
         rules, plan = self.rules, bundle.plan
         yield from above("max_parameters", "parameters of the model", bundle.parameters_in_memory, rules.max_parameters)
         yield from tensor_refusals(rules, bundle)
@@ -65,10 +66,11 @@ class SiloPolicy:
             yield refusal
 
     def kin(self, bundle: PlanBundle) -> Iterator[tuple[Lineage, PolicyRefusal]]:
-        """Each plan that this one needs people's approval beside: this silo masked under it, and its model, or the base of its adapters,
-        has the same shape.
+        """Each plan that this one needs people's approval beside: this silo masked under it, and its model, or the base
+        of its adapters, has the same shape.
 
-        Another digest shows that some number differs, and not that two deltas do: people's own copies may be all but one, too.
+        Another digest shows that some number differs, and not that two deltas do: people's own copies may be all but
+        one, too.
         """
         kin = list(self._kin(bundle))
         command = self._approve(bundle.plan, [other for other, _ in kin])
@@ -87,14 +89,16 @@ class SiloPolicy:
         return any(self._kin(bundle)) or (approved == "ask" and digest not in self.record().approved)
 
     def _approve(self, plan: Plan, others: Sequence[Lineage]) -> str:
-        """`plan approve` with what this plan needs: a model to compare with, and each plan that it is approved beside."""
+        """`plan approve` with what this plan needs: a model to compare with, and each plan that it is approved
+        beside."""
         words = [f"silo-agent plan approve {plan.digest}"]
         if self.wants_copy(plan):
             words.append("--model DIR")
         return " ".join([*words, *(f"--although {other.plan}" for other in others)])
 
     def wants_copy(self, plan: Plan) -> bool:
-        """Whether `plan approve` wants people's own copy of the initial model: masks, none compared before, and not to be made again."""
+        """Whether `plan approve` wants people's own copy of the initial model: masks, none compared before, and not to
+        be made again."""
         made_again = plan.model.source.startswith(MADE_AGAIN)
         return plan.aggregation.secure_aggregation and not made_again and plan.digest not in self.record().compared
 
@@ -109,8 +113,8 @@ class SiloPolicy:
                 continue
             if other.led_to(plan.initial_model):
                 why = (
-                    "and it begins from a model that this silo had under that one, which is so of each plan that goes on where another "
-                    "ended: the question is whether you know of that"
+                    "and it begins from a model that this silo had under that one, which is so of each plan that "
+                    "goes on where another ended: the question is whether you know of that"
                 )
             elif own & other.known:
                 why = "and both have the same model, or one base of adapters"
@@ -123,15 +127,16 @@ class SiloPolicy:
             yield other, why
 
     def check_model(self, bundle: PlanBundle, model: Digest, *, latest_round: int) -> None:
-        """Raises PolicyRefusal for a model that this plan does not begin from, or that belongs to another plan with masks."""
+        """Raises PolicyRefusal for a model that this plan does not begin from, or that belongs to another plan with
+        masks."""
         plan = bundle.plan
         if not plan.aggregation.secure_aggregation:
             return
         if latest_round == 0 and model != plan.initial_model:
             raise PolicyRefusal(
                 "initial_model",
-                f"plan {plan.name} begins from model {plan.initial_model}, the coordinator hands out {model}: have the operator "
-                "restore the plan's own model, or offer a new plan with this one",
+                f"plan {plan.name} begins from model {plan.initial_model}, the coordinator hands out {model}: have "
+                "the operator restore the plan's own model, or offer a new plan with this one",
             )
         record = self.record()
         for other in record.lineages:
@@ -144,7 +149,8 @@ class SiloPolicy:
         return budget_of(self.rules)
 
     def check_upload(self, manifest: Manifest, *, masked: bool = False) -> None:
-        """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one round."""
+        """Raises PolicyRefusal when an update must not leave: it has no mask, or is larger than may leave in one
+        round."""
         if self.rules.require_secure_aggregation and not masked:
             raise PolicyRefusal(
                 "require_secure_aggregation",
@@ -166,22 +172,24 @@ class SiloPolicy:
         if questions < least:
             raise PolicyRefusal(
                 "smallest_evaluation",
-                f"scores would be of fewer held-out questions than [policy] smallest_evaluation = {least} of this silo: "
-                "have more in dev.jsonl, or a higher [evaluation] max_examples in the plan",
+                f"scores would be of fewer held-out questions than [policy] smallest_evaluation = {least} of this "
+                "silo: have more in dev.jsonl, or a higher [evaluation] max_examples in the plan",
             )
 
     def check_private_model(self, bundle: PlanBundle, largest: float) -> None:
-        """Raises PolicyRefusal where record-level privacy would train a model whose `largest` parameter no trained model has.
+        """Raises PolicyRefusal where record-level privacy would train a model whose `largest` parameter no trained
+        model has.
 
-        What the promise of privacy needs holds for any model (private/clipping.py); this one is made for something else than to learn.
+        What the promise of privacy needs holds for any model (private/clipping.py); this one is made for something else
+        than to learn.
         """
         most = self.rules.max_model_value
         if bundle.plan.privacy.level == "record" and not largest <= most:
             raise PolicyRefusal(
                 "max_model_value",
-                f"a parameter of plan {bundle.plan.name}'s round model is {largest:g} in size, [policy] max_model_value of this silo "
-                f"allows {most:g} under record-level privacy: have the operator offer a plan with a model that was trained, or restore "
-                "the model",
+                f"a parameter of plan {bundle.plan.name}'s round model is {largest:g} in size, [policy] "
+                f"max_model_value of this silo allows {most:g} under record-level privacy: have the operator offer a "
+                f"plan with a model that was trained, or restore the model",
             )
 
     def check_execution(self) -> None:
@@ -215,8 +223,8 @@ class SiloPolicy:
                 own = ", DIR being their own copy of its initial model" if self.wants_copy(plan) else ""
                 yield PolicyRefusal(
                     "approved_plans",
-                    f"plan {plan.name} waits for approval by this silo's people: they look with `silo-agent plan show` and allow it "
-                    f"with `{self.approve_command(bundle)}`{own}",
+                    f"plan {plan.name} waits for approval by this silo's people: they look with `silo-agent plan "
+                    f"show` and allow it with `{self.approve_command(bundle)}`{own}",
                 )
         elif plan.digest not in approved:
             yield PolicyRefusal(
@@ -229,7 +237,7 @@ class SiloPolicy:
 def _second_plan(name: str, command: str, other: Lineage, why: str) -> PolicyRefusal:
     return PolicyRefusal(
         "one_lineage",
-        f"this silo masked under plan {other.name or other.plan[:16]} up to round {other.round}, {why}: the sums of the two may "
-        f"differ by one silo's update; its people allow plan {name} with `{command}`, which without --although shows the difference "
-        "and approves nothing",
+        f"this silo masked under plan {other.name or other.plan[:16]} up to round {other.round}, {why}: the sums of "
+        f"the two may differ by one silo's update; its people allow plan {name} with `{command}`, which without "
+        f"--although shows the difference and approves nothing",
     )

@@ -71,7 +71,8 @@ ERRANDS_WAITING = 16
 
 
 class AgentService:
-    """One silo's agent. Raises what `CoordinatorPort.orders` raises, FalseModel, StorageError of the journal, and defects."""
+    """One silo's agent. Raises what `CoordinatorPort.orders` raises, FalseModel, StorageError of the journal, and
+    defects."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """What this silo's audit log tells of: each class stands before a port, and writes there before it hands on.
 
-What leaves the silo is durable in the log before its first byte leaves: a crash may leave an entry for what was never sent, and never
-the other way round. What is refused or declined is the coordinator's to bring about, so the log counts a flood of it.
+What leaves the silo is durable in the log before its first byte leaves: a crash may leave an entry for what was never
+sent, and never the other way round. What is refused or declined is the coordinator's to bring about, so the log counts
+a flood of it.
 """
 
 import hashlib
@@ -44,7 +45,8 @@ class AuditPort(Protocol):
 
 
 class SiloAudit:
-    """What the three below share. `ledger_head` is that of this silo's privacy ledger, `clock` gives seconds since 1970."""
+    """What the three below share. `ledger_head` is that of this silo's privacy ledger, `clock` gives seconds since
+    1970."""
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class SiloAudit:
         )
 
     def goes_back(self, plan: Digest, model: Digest, made: int, newest: int) -> None:
-        """Enter that this silo is led back to `model` of the round `made`, though it accepted one of the round `newest`."""
+        """Enter that this silo is led back to `model` of the round `made`, though it accepted one of the round
+        `newest`."""
         self.tell(
             Event.MODEL_WENT_BACK,
             "any model",
@@ -199,7 +202,8 @@ class AuditedObserver:
 
 
 class AuditedCoordinator:
-    """A CoordinatorPort: everything that leaves this silo passes here. Progress, readiness and ledger heads alone are not entered."""
+    """A CoordinatorPort: everything that leaves this silo passes here. Progress, readiness and ledger heads alone are
+    not entered."""
 
     def __init__(self, coordinator: CoordinatorPort, audit: SiloAudit) -> None:
         self._coordinator, self._audit = coordinator, audit

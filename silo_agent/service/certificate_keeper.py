@@ -1,8 +1,10 @@
-"""Keeps this silo's certificate fresh: at two thirds of its life, and at once when the coordinator trusts other authorities.
+"""Keeps this silo's certificate fresh: at two thirds of its life, and at once when the coordinator trusts other
+authorities.
 
-One renewal at a time, each try with a new TLS key; the identity key, which other silos pin, stays. What fails is tried again, also
-when the certificate has ended: the silo has to be invited anew then, unless it is this machine's clock that is wrong. Which of the two,
-people know; so each try says both, and once the clock is right nobody has to start the agent again.
+One renewal at a time, each try with a new TLS key; the identity key, which other silos pin, stays. What fails is tried
+again, also when the certificate has ended: the silo has to be invited anew then, unless it is this machine's clock that
+is wrong. Which of the two, people know; so each try says both, and once the clock is right nobody has to start the
+agent again.
 """
 
 import asyncio
@@ -18,8 +20,8 @@ LONGEST_WAIT_S = 60.0
 
 
 _ENDED = (
-    "this silo's certificate has expired, by this machine's clock: set the clock if it is wrong; else have the operator run "
-    "`coordinator invite`, then `silo-agent enroll` into a new folder"
+    "this silo's certificate has expired, by this machine's clock: set the clock if it is wrong; else have the "
+    "operator run `coordinator invite`, then `silo-agent enroll` into a new folder"
 )
 
 

@@ -1,7 +1,8 @@
-"""Keeps this silo's release groups: takes the links that follow the one it holds, and signs what it or its people allow.
+"""Keeps this silo's release groups: takes the links that follow the one it holds, and signs what it or its people
+allow.
 
-Looked at again whenever the coordinator tells of news, when people have spoken (`wake`), and before a roster of other groups is answered.
-What fails is tried again; what this silo refuses waits for news.
+Looked at again whenever the coordinator tells of news, when people have spoken (`wake`), and before a roster of other
+groups is answered. What fails is tried again; what this silo refuses waits for news.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ class GroupsPort(Protocol):
 
 
 class GroupKeeper:
-    """`told` hears of failures and of what waits for people: an event, and fields to log; `refused` a rule and its detail.
+    """`told` hears of failures and of what waits for people: an event, and fields to log; `refused` a rule and its
+    detail.
 
     `waits` hears, each time, whether anything waits for people.
     """

@@ -1,8 +1,9 @@
-"""Secure aggregation at the silo: a Mask order in, the protocol's machine, its effects done in their order, the answer out.
+"""Secure aggregation at the silo: a Mask order in, the protocol's machine, its effects done in their order, the answer
+out.
 
-What the machine remembers and journals is durable before anything leaves. The journal of an attempt holds its root secret,
-from which everything else that is secret is expanded; `end` erases both. After a restart the journal gives the same state
-and the same bytes; where it cannot, the attempt is forfeited.
+What the machine remembers and journals is durable before anything leaves. The journal of an attempt holds its root
+secret, from which everything else that is secret is expanded; `end` erases both. After a restart the journal gives the
+same state and the same bytes; where it cannot, the attempt is forfeited.
 """
 
 import asyncio
@@ -39,14 +40,15 @@ from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.work import Work
 
 Unmasks = Callable[[RoundKey, Digest, SurvivorSet, bytes], None]
-"""Is told, before a share leaves, of which model's deltas and of which silos a sum will come out, and under which link of the
-release groups, by its digest; durable when it returns."""
+"""Is told, before a share leaves, of which model's deltas and of which silos a sum will come out, and under which link
+of the release groups, by its digest; durable when it returns."""
 Masker = Callable[[protocol_effects.MaskVector], Awaitable[MaskedFile]]
 """Encodes and masks the delta of this round into the journal's vector file."""
 
 
 class Masking:
-    """One silo's part in secure aggregation. `party` says who this silo is, whom it trusts and whom it is summed with, as of now.
+    """One silo's part in secure aggregation. `party` says who this silo is, whom it trusts and whom it is summed with,
+    as of now.
 
     `newer_groups` fetches release groups that the coordinator has and this silo may not have heard of.
     """
@@ -81,11 +83,13 @@ class Masking:
         return bool(events)
 
     def check_memory(self) -> None:
-        """Raises PolicyRefusal where this silo does not know any more what it took part in, or which release groups it held."""
+        """Raises PolicyRefusal where this silo does not know any more what it took part in, or which release groups it
+        held."""
         self._journal.check()
 
     def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> None:
-        """Note that `model` is one of this plan, which has masks, and the one after round `number`, before anything is made of it.
+        """Note that `model` is one of this plan, which has masks, and the one after round `number`, before anything is
+        made of it.
 
         Raises PolicyRefusal where another one was, or for more than the plan can have.
         """
@@ -100,8 +104,8 @@ class Masking:
     ) -> bool:
         """Take the step that `order` asks for and deliver the answer; whether it was the shares, the last one.
 
-        Raises PolicyRefusal, Conflict, IntegrityError, AuthenticationError or MalformedMessage for an order that this silo
-        refuses for good, WrongTime for a stale one, StorageError, and what the coordinator says to the answer.
+        Raises PolicyRefusal, Conflict, IntegrityError, AuthenticationError or MalformedMessage for an order that this
+        silo refuses for good, WrongTime for a stale one, StorageError, and what the coordinator says to the answer.
         """
         async with self._lock:
             party = self._party(order)
@@ -109,7 +113,8 @@ class Masking:
                 await self._newer_groups()
                 party = self._party(order)
             if order.message is None and not self._is_under_way(order.attempt):
-                self._erase()  # what is left of another attempt serves nothing, and the memory is to be that of the disk
+                # what is left of another attempt serves nothing, and the memory is to be that of the disk
+                self._erase()
             at = await asyncio.to_thread(self._restored, party)
             if isinstance(order.message, Roster):
                 _check_roster(bundle, order.message)
@@ -271,7 +276,8 @@ def _check_roster(bundle: PlanBundle, roster: Roster) -> None:
 
 
 def check_work_of_groups(plan: Plan, link: Link) -> None:
-    """Raise PolicyRefusal where the plan has silos of one atom work differently: what groups promise takes equal work for granted."""
+    """Raise PolicyRefusal where the plan has silos of one atom work differently: what groups promise takes equal work
+    for granted."""
     for atom in link.atoms:
         works: dict[Work, SiloName] = {}
         for silo in atom:
@@ -280,8 +286,8 @@ def check_work_of_groups(plan: Plan, link: Link) -> None:
             one, other, *_ = works.values()
             raise PolicyRefusal(
                 "max_work_ratio",
-                f"plan {plan.name} has {one} and {other} train differently, and release groups {link.number} never told them apart: "
-                "under masks have the operator give both the same [training.overrides]",
+                f"plan {plan.name} has {one} and {other} train differently, and release groups {link.number} never "
+                "told them apart: under masks have the operator give both the same [training.overrides]",
             )
 
 

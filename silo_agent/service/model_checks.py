@@ -1,13 +1,15 @@
-"""Whether a round model is what the last masked sum made: asked before this silo trains from it (lorica_security.secure_aggregation.model_evidence.evidence).
+"""Whether a round model is what the last masked sum made: asked before this silo trains from it
+(lorica_security.secure_aggregation.model_evidence.evidence).
 
 "spot": some chunks of the newest round, by this silo's own choice. It finds a model that is wrong in many places.
-"joint": all chunks, divided among silos that this one's people pinned (verdicts.py); what others leave out it checks itself.
+"joint": all chunks, divided among silos that this one's people pinned (verdicts.py); what others leave out it checks
+itself.
 
-In both the sum of weights is always among what is checked. Of rounds that this silo missed the masked vectors are gone and the evidence is
-replayed. "joint" takes such a round where enough silos that this one's people pinned have signed for each of its chunks; what survivors sign
-otherwise binds the model that they began from, and nothing else of a state. "spot" takes the coordinator's word for it. What this silo
-found itself it keeps itself: no verdict in its own name is taken from the coordinator. Memory is
-one chunk of each vector, and the evidence of two rounds.
+In both the sum of weights is always among what is checked. Of rounds that this silo missed the masked vectors are gone
+and the evidence is replayed. "joint" takes such a round where enough silos that this one's people pinned have signed
+for each of its chunks; what survivors sign otherwise binds the model that they began from, and nothing else of a state.
+"spot" takes the coordinator's word for it. What this silo found itself it keeps itself: no verdict in its own name is
+taken from the coordinator. Memory is one chunk of each vector, and the evidence of two rounds.
 """
 
 import asyncio
@@ -101,18 +103,21 @@ class AcceptedPort(Protocol):
     def save(self, lineage: Lineage) -> None: ...
 
     def bind(self, evidence: Evidence) -> None:
-        """Note that this is what the coordinator showed of its attempt. Raises PolicyRefusal where it showed something else before."""
+        """Note that this is what the coordinator showed of its attempt. Raises PolicyRefusal where it showed something
+        else before."""
 
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
         """What was drawn for this evidence: once, and never again."""
 
     def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
-        """Note that this silo found these chunks of this evidence right; all that it ever found, until the model is accepted."""
+        """Note that this silo found these chunks of this evidence right; all that it ever found, until the model is
+        accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckParty:
-    """This silo and whom it knows. `keys`: of each silo, its own among them, the key that is pinned, and those before it, newest first.
+    """This silo and whom it knows. `keys`: of each silo, its own among them, the key that is pinned, and those before
+    it, newest first.
 
     `by_hand`: those whose keys people compared. `removed`: keys whose pins people removed, newest first.
     """
@@ -136,7 +141,8 @@ class CheckParty:
     def identities_in(self, evidence: Evidence) -> Identities:
         """The key of each silo that the attempt was signed with: it may have named a successor since.
 
-        A key that was removed is read where this silo is a survivor alone: it signed for that roster, hence had the key pinned.
+        A key that was removed is read where this silo is a survivor alone: it signed for that roster, hence had the key
+        pinned.
         """
         removed = self.removed if self.silo in evidence.survivors.silos else {}
         found = {silo: of_silo[0] for silo, of_silo in self.keys.items()}
@@ -149,10 +155,11 @@ class CheckParty:
         return found
 
     def vouching(self, evidence: Evidence) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
-        """By which keys a verdict of another silo counts: of a survivor the one that it signed this attempt with, and those after it.
+        """By which keys a verdict of another silo counts: of a survivor the one that it signed this attempt with, and
+        those after it.
 
-        Of others the pinned one. Whoever found a key that was given up before vouches for nothing. The evidence was opened before: a
-        message of who is no survivor proves no key, since the replay may have refused it.
+        Of others the pinned one. Whoever found a key that was given up before vouches for nothing. The evidence was
+        opened before: a message of who is no survivor proves no key, since the replay may have refused it.
         """
         signed, survivors = self.identities_in(evidence), evidence.survivors.silos
         return {
@@ -195,7 +202,8 @@ class _NotShown(PolicyRefusal):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPlan:
-    """What rounds of a plan are held to. `promises` raises PolicyRefusal for a roster's parameters that offer less than the plan."""
+    """What rounds of a plan are held to. `promises` raises PolicyRefusal for a roster's parameters that offer less than
+    the plan."""
 
     digest: Digest
     rule: "StepRule"
@@ -218,9 +226,11 @@ class CheckedPlan:
 
 
 class ModelChecks:
-    """`keep` keeps a proof, durably, before the coordinator hears that its model is refused; `checked` is told of chunks.
+    """`keep` keeps a proof, durably, before the coordinator hears that its model is refused; `checked` is told of
+    chunks.
 
-    `goes_back` is told where this silo is led back: of the plan, the model, its round, and the later round that was accepted.
+    `goes_back` is told where this silo is led back: of the plan, the model, its round, and the later round that was
+    accepted.
     """
 
     def __init__(
@@ -249,8 +259,9 @@ class ModelChecks:
     async def require(self, bundle: PlanBundle, model: Digest) -> None:
         """Return once `model` is one that this silo may train from.
 
-        Raises PolicyRefusal by the rule `verify`, or by one that the plan promises to keep, IntegrityError for evidence that the coordinator did not
-        sign, FalseModel for a model that is not what its sum makes, and what the coordinator says.
+        Raises PolicyRefusal by the rule `verify`, or by one that the plan promises to keep, IntegrityError for evidence
+        that the coordinator did not sign, FalseModel for a model that is not what its sum makes, and what the
+        coordinator says.
         """
         if self._mode == "off" or not bundle.plan.aggregation.secure_aggregation:
             return
@@ -292,7 +303,8 @@ class ModelChecks:
     async def _path(
         self, of: CheckedPlan, lineage: Lineage, model: Digest, party: CheckParty
     ) -> tuple[CheckableRound, Sequence[tuple[Digest, bytes]]]:
-        """The round that leads on from an accepted state, and the later ones that lead to `model`, oldest first, each as its model and evidence.
+        """The round that leads on from an accepted state, and the later ones that lead to `model`, oldest first, each
+        as its model and evidence.
 
         The later ones are let go of, since evidence may be large, and there may be as many as the plan has rounds.
         """
@@ -308,7 +320,8 @@ class ModelChecks:
             if not evidence.attempt.round < next_round:
                 raise _refused_model(
                     wanted,
-                    f"the evidence that came is of round {evidence.attempt.round}, and has to be of one before round {next_round}",
+                    f"the evidence that came is of round {evidence.attempt.round}, and has to be of one before "
+                    f"round {next_round}",
                 )
             if lineage.begins(evidence, self._from) or not evidence.before.steps:
                 return checkable, later
@@ -328,7 +341,8 @@ class ModelChecks:
         return checkable
 
     async def _missed(self, plan: Digest, evidence: Evidence, check: "CheckedRound", party: CheckParty) -> Checked:
-        """How far a round is checked of which the coordinator has the evidence alone. Raises PolicyRefusal where that is not enough."""
+        """How far a round is checked of which the coordinator has the evidence alone. Raises PolicyRefusal where that
+        is not enough."""
         await asyncio.to_thread(self._accepted.bind, evidence)
         if self._mode == "spot":
             return Checked.REPLAYED
@@ -338,8 +352,9 @@ class ModelChecks:
             some = ", ".join(map(str, sorted(left)[:_MOST_NAMED])) + (" and more" if len(left) > _MOST_NAMED else "")
             raise refused(
                 evidence.attempt,
-                f"this silo did not check it then, and of its {len(check.chunks)} chunks {len(left)} (number {some}) have not the signatures "
-                f"of {party.checkers} silos whose keys its people compared (there are verdicts of {', '.join(signers) or 'nobody'})",
+                f"this silo did not check it then, and of its {len(check.chunks)} chunks {len(left)} (number "
+                f"{some}) have not the signatures of {party.checkers} silos whose keys its people compared (there are "
+                f"verdicts of {', '.join(signers) or 'nobody'})",
                 _NEW_PLAN,
             )
         return Checked.JOINT
@@ -347,7 +362,8 @@ class ModelChecks:
     async def _left(
         self, made: Collection[int], plan: Digest, evidence: Evidence, check: "CheckedRound", party: CheckParty
     ) -> tuple[frozenset[int], Sequence[SiloName]]:
-        """Chunks that neither this silo, which has `made` some, nor enough others made again; and who says that it did."""
+        """Chunks that neither this silo, which has `made` some, nor enough others made again; and who says that it
+        did."""
         try:
             verdicts = await self._coordinator.fetch_verdicts(plan, Digest(evidence.after.model.hex()))
         except StateError:

@@ -108,7 +108,8 @@ class TrainerPort(Protocol):
     ) -> TrainedUpdate:
         """Train one round from `model`; write the delta, flat and in the plan's type, to `update_file` and fsync it.
 
-        `included_update` is this silo's newest that a model includes: what rounding cut off that one is made up for. What an earlier process left in `checkpoint_file` of the same training is not done again.
+        `included_update` is this silo's newest that a model includes: what rounding cut off that one is made up for.
+        What an earlier process left in `checkpoint_file` of the same training is not done again.
         """
 
     def mask(
@@ -123,7 +124,8 @@ class TrainerPort(Protocol):
         progress: Progress,
         cancelled: Cancelled,
     ) -> MaskedFile:
-        """Write what `work` makes of the update in `update_file` to `out`, and fsync it: the same bytes whenever it is done.
+        """Write what `work` makes of the update in `update_file` to `out`, and fsync it: the same bytes whenever it is
+        done.
 
         `mark` is of the update's file as this process wrote it. The keys in `work` are erased in any case.
         """
@@ -142,12 +144,14 @@ class TrainerPort(Protocol):
 
 class CountersignPort(Protocol):
     async def countersign_ledger(self, head: Head, *, after: Head) -> LedgerReceipt:
-        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew `after`."""
+        """The coordinator's receipt, its signature verified: `head` if that follows what it knew, and it knew
+        `after`."""
 
 
 class CoordinatorPort(CountersignPort, Protocol):
     """The coordinator as an agent sees it. A call that finds it unreachable waits and tries again until cancelled, so
-    callers see only answers: a result, or an error of `lorica_security.errors` that is the coordinator's word or this silo's."""
+    callers see only answers: a result, or an error of `lorica_security.errors` that is the coordinator's word or this
+    silo's."""
 
     def orders(self) -> AsyncIterator[Order]:
         """Every order as it arrives, over as many connections as it takes. Raises only what ends the agent:
@@ -170,7 +174,8 @@ class CoordinatorPort(CountersignPort, Protocol):
         latest_round: int,
         progress: Progress,
     ) -> RoundModel:
-        """The verified file of a round model that round `latest_round` or an earlier one made, fetched where missing."""
+        """The verified file of a round model that round `latest_round` or an earlier one made, fetched where
+        missing."""
 
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
@@ -206,7 +211,8 @@ class ModelChecksPort(Protocol):
     async def require(self, bundle: PlanBundle, model: Digest, /) -> None:
         """Return once `model` is shown to be what the plan and its masked sums make.
 
-        Raises PolicyRefusal by the rule `verify`, FalseModel where it is shown that it is not, and what the coordinator says.
+        Raises PolicyRefusal by the rule `verify`, FalseModel where it is shown that it is not, and what the coordinator
+        says.
         """
 
 
@@ -227,13 +233,16 @@ class JournalPort(Protocol):
         """Where the update of this attempt lies or will lie."""
 
     def new_update_file(self, key: RoundKey, /) -> Path:
-        """The same, for one that is to be written. From now on there is no saved update; what the file holds is of no use."""
+        """The same, for one that is to be written. From now on there is no saved update; what the file holds is of no
+        use."""
 
     def erase_update(self, key: RoundKey, /) -> None:
-        """Overwrite what the update of this attempt holds, durably: nobody reads or masks it again. It still counts as saved."""
+        """Overwrite what the update of this attempt holds, durably: nobody reads or masks it again. It still counts as
+        saved."""
 
     def checkpoint_file(self, model: Digest, /) -> Path:
-        """Where the checkpoint of training from `model` lies or will lie, until its update or another model is recorded."""
+        """Where the checkpoint of training from `model` lies or will lie, until its update or another model is
+        recorded."""
 
 
 class MaskingJournalPort(Protocol):
@@ -258,7 +267,8 @@ class MaskingJournalPort(Protocol):
         """Others know of this silo what it does not: `memory` raises from now on."""
 
     def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None, /) -> None:
-        """`model` is one of this plan, which has masks, and the one after round `number`: kept for as long as the memory.
+        """`model` is one of this plan, which has masks, and the one after round `number`: kept for as long as the
+        memory.
 
         Raises PolicyRefusal where another one was, or for more than the plan can have.
         """
@@ -327,4 +337,5 @@ class ObserverPort(Protocol):
         """What this silo's private rounds have cost so far, and the most that they may."""
 
     def epsilon_alone(self, *, spent: float, allowed: float) -> None:
-        """The same towards all others whose noise counts in it, if they worked against this silo; `spent` is 0 without such noise."""
+        """The same towards all others whose noise counts in it, if they worked against this silo; `spent` is 0 without
+        such noise."""

@@ -187,8 +187,9 @@ class PrivacyGuard:
         if counted.joint(releases) and (alone := counted.epsilon_alone(releases, unit)) > self.budget.alone:
             raise BudgetSpent(
                 "max_epsilon_alone",
-                "if all silos that make noise together with this one worked against it, this round would take its releases to "
-                f"epsilon {alone:.3g} at dp_delta {self.budget.dp_delta:g}, its people allow {self.budget.alone:g}",
+                "if all silos that make noise together with this one worked against it, this round would take its "
+                f"releases to epsilon {alone:.3g} at dp_delta {self.budget.dp_delta:g}, its people allow "
+                f"{self.budget.alone:g}",
             )
 
     def admit(self, releases: Sequence[Release], *, unit: str) -> None:
@@ -233,7 +234,7 @@ def _by_others(counted: CountedReleases) -> str:
 def _by_replacing(counted: CountedReleases, releases: Sequence[Release], unit: str) -> str:
     if unit and not counted.budget.unit and counted.relation(releases, unit) == "replace_one":
         return (
-            f"; a line more or less replaces what its {unit!r} adds, which costs more: set [policy] unit_field = {unit!r} "
-            f"where epsilon is meant for each {unit!r}"
+            f"; a line more or less replaces what its {unit!r} adds, which costs more: set [policy] unit_field = "
+            f"{unit!r} where epsilon is meant for each {unit!r}"
         )
     return ""

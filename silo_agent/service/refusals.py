@@ -1,7 +1,7 @@
 """What counts as a refusal of this silo, under which rule, and which rules there are.
 
-A refusal is what this silo's own checks say of something that the coordinator asks or sends. What the coordinator answers
-to this silo's calls is none, nor is trouble with the silo's data, disk or device.
+A refusal is what this silo's own checks say of something that the coordinator asks or sends. What the coordinator
+answers to this silo's calls is none, nor is trouble with the silo's data, disk or device.
 """
 
 from typing import Final

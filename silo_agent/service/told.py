@@ -1,8 +1,9 @@
 """What the coordinator hears of an error that ended a piece of work; the rest stays in this silo's own log.
 
-Under a plan with differential privacy it hears one of a few sentences that are always the same: how a record is broken, or how
-many are, is nobody's to learn. Under masks it does not hear why training failed either: a model can be made so that training
-fails in one way where a record has some word, and in another where not. That the work failed at all, and when, it sees.
+Under a plan with differential privacy it hears one of a few sentences that are always the same: how a record is broken,
+or how many are, is nobody's to learn. Under masks it does not hear why training failed either: a model can be made so
+that training fails in one way where a record has some word, and in another where not. That the work failed at all, and
+when, it sees.
 """
 
 from typing import Final

@@ -3,9 +3,9 @@
     with Sandbox(parse_database("sqlite:///clinic.db"), Limits(seconds=2)) as box:
         box.run("SELECT count(*) FROM patient").rows
 
-Layers, outermost first: the parent kills what is late; the worker has no environment, and a jail in which the kernel leaves
-it the database and its two pipes (jail.py); one look at the statement refuses what is no single SELECT; the database layer (authorizer, or read-only
-transaction under a checked role) allows nothing but reading.
+Layers, outermost first: the parent kills what is late; the worker has no environment, and a jail in which the kernel
+leaves it the database and its two pipes (jail.py); one look at the statement refuses what is no single SELECT; the
+database layer (authorizer, or read-only transaction under a checked role) allows nothing but reading.
 """
 
 from silo_agent.sql_sandbox.comparison import ExecutionMatch, ExecutionOutcome, execution_match, same_result

@@ -1,7 +1,8 @@
 """Execution accuracy: whether a predicted query gives the gold query's result.
 
-Results are compared as multisets of rows, or in order where the gold query has an ORDER BY at its top level. Column names
-do not count, column positions do. Integers are compared exactly, numbers of which one is a fraction with a tolerance.
+Results are compared as multisets of rows, or in order where the gold query has an ORDER BY at its top level. Column
+names do not count, column positions do. Integers are compared exactly, numbers of which one is a fraction with a
+tolerance.
 """
 
 import math
@@ -40,7 +41,8 @@ class ExecutionMatch:
 
 
 def execution_match(box: Sandbox, *, gold_sql: str, predicted_sql: str) -> ExecutionMatch:
-    """Run both in `box` and compare. DataError (the database is out of reach) is the caller's to handle, not an outcome."""
+    """Run both in `box` and compare. DataError (the database is out of reach) is the caller's to handle, not an
+    outcome."""
     try:
         gold = box.run(gold_sql)
     except (UnsafeSql, QueryFailed) as error:
@@ -56,7 +58,8 @@ def execution_match(box: Sandbox, *, gold_sql: str, predicted_sql: str) -> Execu
 
 
 def same_result(gold: Rows, predicted: Rows, *, ordered: bool) -> bool:
-    """Whether both hold the same rows: in the same order if `ordered`, else each as often. Two empty results are the same."""
+    """Whether both hold the same rows: in the same order if `ordered`, else each as often. Two empty results are the
+    same."""
     if len(gold.rows) != len(predicted.rows):
         return False
     if not gold.rows:
@@ -106,7 +109,8 @@ def _same_group(left: list[Row], right: list[Row], inexact: list[int]) -> bool:
 
 
 def _pairs_up(left: list[Row], right: list[Row]) -> bool:
-    """Whether a perfect matching exists (Kuhn's augmenting paths): noise in one column can upset the order by another."""
+    """Whether a perfect matching exists (Kuhn's augmenting paths): noise in one column can upset the order by
+    another."""
     candidates = [[j for j, row in enumerate(right) if _same_row(mine, row)] for mine in left]
     owner: dict[int, int] = {}
 

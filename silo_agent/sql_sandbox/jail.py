@@ -1,8 +1,8 @@
 """What the worker gives up before it meets anything hostile, so that a flaw in SQLite or libpq is worth nothing.
 
-Two walls of the kernel that need no privilege: Landlock for files, seccomp for everything else (docs: ADR 21). Behind them
-are limits on resources. Nothing is given back, and no code can be loaded any more: whatever the worker needs is loaded
-before.
+Two walls of the kernel that need no privilege: Landlock for files, seccomp for everything else (docs: ADR 21). Behind
+them are limits on resources. Nothing is given back, and no code can be loaded any more: whatever the worker needs is
+loaded before.
 """
 
 import fcntl
@@ -27,10 +27,11 @@ _LOCKS_AND_FLAGS = (
 """Of fcntl(2). F_SETOWN and F_SETSIG, which signal another process, are not among them."""
 _EACH = (
     *map(Allowed, (
-        "read", "readv", "write", "writev", "close", "brk", "munmap", "mremap", "madvise", "futex", "getrandom", "exit", "exit_group",
-        "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday", "time", "sched_yield", "restart_syscall",
-        "getpid", "getppid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getrusage", "times", "sysinfo", "uname",
-        "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "rseq",
+        "read", "readv", "write", "writev", "close", "brk", "munmap", "mremap", "madvise", "futex", "getrandom",
+        "exit", "exit_group", "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday",
+        "time", "sched_yield", "restart_syscall", "getpid", "getppid", "gettid", "getuid", "geteuid", "getgid",
+        "getegid", "getrusage", "times", "sysinfo", "uname", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn",
+        "sigaltstack", "rseq",
     )),
     Allowed("mmap", _NO_CODE),
     Allowed("mprotect", _NO_CODE),
@@ -38,7 +39,8 @@ _EACH = (
     Allowed("prlimit64", (Argument(0, Holds.EQUAL, 0), Argument(1, Holds.EQUAL, resource.RLIMIT_CPU))),
     *(Allowed("fcntl", (Argument(1, Holds.EQUAL, command),)) for command in _LOCKS_AND_FLAGS),
 )  # fmt: skip
-"""Memory without code in it, the clock, what is open already; nothing that makes a process, a thread or a socket, or names another."""
+"""Memory without code in it, the clock, what is open already; nothing that makes a process, a thread or a socket, or
+names another."""
 _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _READ = (
     # Where there is no Landlock, nothing is emptied or made either: RLIMIT_FSIZE lets files be cut short.
@@ -49,7 +51,8 @@ _READ = (
         "readlink", "readlinkat", "getcwd", "fadvise64",
     )),
 )  # fmt: skip
-"""To open a file for reading; which one is for Landlock to say. None that changes a name, an owner or a mode, which Landlock does not cover."""
+"""To open a file for reading; which one is for Landlock to say. None that changes a name, an owner or a mode, which
+Landlock does not cover."""
 _TALK = tuple(map(Allowed, (
     "recvfrom", "recvmsg", "sendto", "sendmsg", "poll", "ppoll", "select", "pselect6", "getsockopt", "shutdown",
     "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "rt_sigpending", "rt_sigtimedwait",
@@ -84,8 +87,8 @@ class Walls:
 def enter(limits: Limits, *, readable: Iterable[Path], connected: bool = False) -> Walls:
     """Give everything up but to read `readable` and to talk over what is open already, sockets too if `connected`.
 
-    A wall that the kernel lacks is left out, or raises JailMissing if `limits.require_jail`. One that it has and that does not
-    stand raises it whatever was required.
+    A wall that the kernel lacks is left out, or raises JailMissing if `limits.require_jail`. One that it has and that
+    does not stand raises it whatever was required.
     """
     known, library = landlock.version(), seccomp.library()
     walls = Walls(known, library is not None)
@@ -101,13 +104,15 @@ def enter(limits: Limits, *, readable: Iterable[Path], connected: bool = False) 
             seccomp.give_up_calls(library, but=(*_EACH, *(_TALK if connected else _READ)))
     except OSError as error:
         raise JailMissing(
-            f"SQL sandbox did not start: a wall of its jail does not stand ({error.strerror}); see what confines this process"
+            f"SQL sandbox did not start: a wall of its jail does not stand ({error.strerror}); see what confines "
+            "this process"
         ) from error
     return walls
 
 
 def prove() -> Walls:
-    """Enter with nothing readable and try what each wall is for; a wall counts if what went before is denied afterwards."""
+    """Enter with nothing readable and try what each wall is for; a wall counts if what went before is denied
+    afterwards."""
     if _denied(_open) or _denied(_pair):
         raise JailMissing("the jail of SQL cannot be tried: this process opens no file or no socket as it is")
     walls = enter(Limits(), readable=())
@@ -138,7 +143,8 @@ def _fork() -> None:
 
 
 def _take_resources_away(limits: Limits) -> None:
-    """No file may grow, no core be dumped, no process or thread be made; memory is what is mapped now plus the limit."""
+    """No file may grow, no core be dumped, no process or thread be made; memory is what is mapped now plus the
+    limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     for kind, value in (
         (resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory_bytes),

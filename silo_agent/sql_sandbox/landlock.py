@@ -1,7 +1,8 @@
 """Landlock (landlock(7)): a process gives up every file but those that it names, without any privilege, for good.
 
 What a kernel can take away grew with its version of Landlock. All that it knows is taken away. The numbers are those of
-linux/landlock.h; the three system calls have the same number on every machine, and the C library has no function for them.
+linux/landlock.h; the three system calls have the same number on every machine, and the C library has no function for
+them.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ _VERSION_FLAG, _RULE_PATH_BENEATH = 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
 _READ_FILE = 1 << 2
 _FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-"""Rights over files by the version that brought them: the first thirteen, to move across folders, to cut short, to control devices."""
+"""Rights over files by the version that brought them: the first thirteen, to move across folders, to cut short, to
+control devices."""
 _NETWORK_SINCE, _NETWORK = 4, 0b11  # bind and connect of TCP
 _SCOPE_SINCE, _SCOPE = 6, 0b11  # abstract sockets, and signals, of processes that are not below this one
 _ABSENT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
@@ -43,7 +45,8 @@ def version() -> int:
 
 
 def give_up_files(known: int, *, but: Iterable[Path]) -> None:
-    """From here on this thread opens none but the files `but`, for reading; one that is gone is left out. `known` is `version()`. Raises OSError."""
+    """From here on this thread opens none but the files `but`, for reading; one that is gone is left out. `known` is
+    `version()`. Raises OSError."""
     rules = _Ruleset(
         files=sum(rights for since, rights in _FILES.items() if since <= known),
         network=_NETWORK if known >= _NETWORK_SINCE else 0,

@@ -3,9 +3,9 @@
 The role is checked once, before any statement. Then, for each: session reset, limits, BEGIN READ ONLY, DECLARE CURSOR
 over the extended protocol (whose grammar admits exactly one SELECT), batches of rows, ROLLBACK.
 
-Read-only is not enough: a SELECT may call functions whose effect no rollback undoes (signals, advisory locks, SQL given as
-text, set_config on the limits themselves). PostgreSQL marks them volatile, so volatile and SECURITY DEFINER functions
-are refused by name, whoever may execute them.
+Read-only is not enough: a SELECT may call functions whose effect no rollback undoes (signals, advisory locks, SQL given
+as text, set_config on the limits themselves). PostgreSQL marks them volatile, so volatile and SECURITY DEFINER
+functions are refused by name, whoever may execute them.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ _BATCH = 200
 # Shutdown, crash, start-up, dropped database; too many connections.
 _UNAVAILABLE = {"57P01", "57P02", "57P03", "57P04", "53300", "53400"}
 _NO_MEMORY = ("out of memory", "results from command")
-"""How libpq's own lack of memory reads, within this process's limit: its word for it, and the row that came with it as a second result."""
+"""How libpq's own lack of memory reads, within this process's limit: its word for it, and the row that came with it as
+a second result."""
 _KEPT_TYPES = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric"}
 _HARMLESS = ("random", "random_normal", "gen_random_uuid", "clock_timestamp", "timeofday")
 
@@ -65,8 +66,8 @@ SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 WHERE usename = session_user AND application_name = %s AND pid <> pg_catalog.pg_backend_pid()
 """
 _REMEDY = (
-    "make a role that only reads (CREATE ROLE lorica_reader LOGIN PASSWORD '...'; GRANT USAGE ON SCHEMA public TO lorica_reader; "
-    "GRANT SELECT ON ALL TABLES IN SCHEMA public TO lorica_reader) and use it in the URL"
+    "make a role that only reads (CREATE ROLE lorica_reader LOGIN PASSWORD '...'; GRANT USAGE ON SCHEMA public TO "
+    "lorica_reader; GRANT SELECT ON ALL TABLES IN SCHEMA public TO lorica_reader) and use it in the URL"
 )
 
 
@@ -76,7 +77,8 @@ class PostgresqlSession:
     def __init__(self, target: PostgresqlTarget, limits: Limits, *, session_name: str) -> None:
         """Connects; raises DataError where that fails or the role may do more than read.
 
-        `session_name` becomes application_name; another connection of the same name is a killed predecessor and is ended.
+        `session_name` becomes application_name; another connection of the same name is a killed predecessor and is
+        ended.
         """
         self._target = target
         self._limits = limits
@@ -229,7 +231,8 @@ class PostgresqlSession:
 
 
 class _AsText(Loader):
-    """Dates, arrays, JSON and the rest as PostgreSQL writes them: no Python type refuses a value that the server allows."""
+    """Dates, arrays, JSON and the rest as PostgreSQL writes them: no Python type refuses a value that the server
+    allows."""
 
     def load(self, data: Buffer) -> str:
         return bytes(data).decode("utf-8", "backslashreplace")

@@ -25,7 +25,8 @@ class JailMissing(DataError):
 
 
 class Stale(DataError):
-    """What this worker was let to reach is no longer the database: files beside it came or went, or the server closed the connection."""
+    """What this worker was let to reach is no longer the database: files beside it came or went, or the server closed
+    the connection."""
 
 
 ERRORS: dict[str, type[LoricaError]] = {
@@ -42,7 +43,8 @@ ERRORS: dict[str, type[LoricaError]] = {
 class Limits:
     """Bounds on one statement: wall-clock seconds, rows, bytes of all values together, bytes of memory of the worker.
 
-    `memory_bytes` comes on top of what the worker's own code takes. `require_jail`: no statement where a wall of the jail is missing.
+    `memory_bytes` comes on top of what the worker's own code takes. `require_jail`: no statement where a wall of the
+    jail is missing.
     """
 
     seconds: float = 5.0

@@ -119,7 +119,8 @@ class Sandbox:
                 f"SQL stopped: its process ended ({end}, exit code {code}), most often for memory (limit memory_bytes)"
             ) from None
         except BaseException as error:
-            # An interrupt (KeyboardInterrupt) between question and answer: the next answer would be taken for the next question's.
+            # An interrupt (KeyboardInterrupt) between question and answer: the next answer would be taken for the next
+            # question's.
             if not isinstance(error, LoricaError):
                 self._kill()
             raise

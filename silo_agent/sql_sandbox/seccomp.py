@@ -39,7 +39,12 @@ class Allowed:
 
 
 class _Compare(ctypes.Structure):
-    _fields_ = (("position", ctypes.c_uint), ("operator", ctypes.c_int), ("first", ctypes.c_uint64), ("second", ctypes.c_uint64))  # fmt: skip
+    _fields_ = (
+        ("position", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
 
 
 def library() -> ctypes.CDLL | None:

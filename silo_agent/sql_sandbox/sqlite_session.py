@@ -57,7 +57,8 @@ class SqliteSession:
     """Runs statements against one SQLite file."""
 
     def __init__(self, target: SqliteTarget, limits: Limits, reach: Mapping[Path, FileIdentity]) -> None:
-        """`reach`: the files that can be opened. Raises DataError where the database is missing, none, or not readable."""
+        """`reach`: the files that can be opened. Raises DataError where the database is missing, none, or not
+        readable."""
         self._target = target
         self._limits = limits
         self._reach = reach
@@ -101,7 +102,8 @@ class SqliteSession:
         """Stale where files came or went since this process entered its jail, whose walls do not move."""
         kind = DataError if self._target.files() == self._reach else Stale
         return kind(
-            f"database {self._target.path} cannot be opened for reading only ({reason}), perhaps after a crash of its writer: {_CLOSE_IT}"
+            f"database {self._target.path} cannot be opened for reading only ({reason}), perhaps after a crash of "
+            f"its writer: {_CLOSE_IT}"
         )
 
     def _translated(self, error: sqlite3.Error | sqlite3.Warning) -> Exception:
@@ -163,7 +165,8 @@ def load_code(limits: Limits) -> None:
 
 
 def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -> tuple[sqlite3.Connection, Authorizer]:
-    """A connection that can read and nothing else, until `deadline` (time.monotonic); raises DataError, PermissionError, sqlite3.Error."""
+    """A connection that can read and nothing else, until `deadline` (time.monotonic); raises DataError,
+    PermissionError, sqlite3.Error."""
     if not target.path.is_file():
         raise DataError(f"database {target.path} is not a file: give the path of an SQLite database")
     connection = sqlite3.connect(
@@ -184,7 +187,8 @@ def open_for_reading(target: SqliteTarget, limits: Limits, *, deadline: float) -
 def open_parameters(target: SqliteTarget) -> dict[str, str]:
     """How to open without writing a byte beside the file either: a WAL database otherwise gets a -shm file.
 
-    No or an empty -wal file means that nobody has written since the last checkpoint, so the file alone is the whole database.
+    No or an empty -wal file means that nobody has written since the last checkpoint, so the file alone is the whole
+    database.
     """
     try:
         with target.path.open("rb") as file:
@@ -227,7 +231,8 @@ def _restrict(connection: sqlite3.Connection, limits: Limits, deadline: float) -
 
 
 def _connect_virtual_tables(connection: sqlite3.Connection) -> None:
-    """Virtual tables declare themselves by what looks to an authorizer like writing, so they do it before there is one."""
+    """Virtual tables declare themselves by what looks to an authorizer like writing, so they do it before there is
+    one."""
     names = [
         row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL TABLE%'")
     ]

@@ -79,7 +79,8 @@ DatabaseTarget = SqliteTarget | PostgresqlTarget
 
 
 def parse_database(text: str) -> DatabaseTarget:
-    """A database from `sqlite:///relative`, `sqlite:////absolute`, a plain path, or `postgresql://USER:PASSWORD@HOST/DATABASE`.
+    """A database from `sqlite:///relative`, `sqlite:////absolute`, a plain path, or
+    `postgresql://USER:PASSWORD@HOST/DATABASE`.
 
     Raises ConfigurationError; its message never holds any part of a PostgreSQL URL but the scheme.
     """

@@ -1,7 +1,8 @@
 """The process that runs hostile SQL: no environment, few resources, one database, frames in and out.
 
-Order: keep the two pipes, read what to open, load all code, enter the jail, open the SQLite file, then answer one statement at a
-time until the parent closes the pipe. A PostgreSQL server is connected to before the jail, which has no way out to it.
+Order: keep the two pipes, read what to open, load all code, enter the jail, open the SQLite file, then answer one
+statement at a time until the parent closes the pipe. A PostgreSQL server is connected to before the jail, which has no
+way out to it.
 """
 
 import logging
@@ -62,7 +63,8 @@ def main() -> None:
 
 
 def _jailed(opening: Mapping[str, object], limits: Limits) -> Callable[[], Session]:
-    """What opens the session, and this process in its jail. Nothing can be imported afterwards, so a statement is looked at before."""
+    """What opens the session, and this process in its jail. Nothing can be imported afterwards, so a statement is
+    looked at before."""
     if "sqlite" in opening:
         from silo_agent.sql_sandbox import sqlite_session
 

@@ -79,7 +79,8 @@ class CheckpointFile:
     def __init__(
         self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice, every_s: float = 0.0
     ) -> None:
-        """`update_bytes` is the room that a checkpoint has to leave; `every_s` how much training it must be worth, in seconds.
+        """`update_bytes` is the room that a checkpoint has to leave; `every_s` how much training it must be worth, in
+        seconds.
 
         `notice` hears of `training-resumed`, `checkpoint-ignored` and `checkpoint-not-written`.
         """
@@ -91,7 +92,8 @@ class CheckpointFile:
         self._given_up = False
 
     def load(self, device: torch.device) -> TrainingState | None:
-        """What an earlier process left of this very training, its tensors on `device`; else None, and the file is gone."""
+        """What an earlier process left of this very training, its tensors on `device`; else None, and the file is
+        gone."""
         try:
             with self._path.open("rb", buffering=0) as file:
                 state = _read(file, self._training, device)
@@ -108,7 +110,8 @@ class CheckpointFile:
         return state
 
     def save(self, state: TrainingState) -> None:
-        """Replace the checkpoint; it is on disk when this returns, unless a notice was given or it would save too little."""
+        """Replace the checkpoint; it is on disk when this returns, unless a notice was given or it would save too
+        little."""
         if self._given_up or state.seconds - self._saved_s < self._every_s:
             return
         self._saved_s = state.seconds
@@ -130,8 +133,8 @@ class CheckpointFile:
             self._delete()
             self._notice(
                 "checkpoint-not-written",
-                f"{self._path} cannot be written ({error.strerror}): this training goes on without checkpoints and begins "
-                "anew after a restart; free some space",
+                f"{self._path} cannot be written ({error.strerror}): this training goes on without checkpoints and "
+                "begins anew after a restart; free some space",
             )
 
     def _require_room(self, size: int) -> None:

@@ -13,7 +13,8 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSettings:
-    """`device`: auto (a GPU where there is one), cpu, cuda or cuda:N. `threads`: of PyTorch on the CPU; 0 leaves its default."""
+    """`device`: auto (a GPU where there is one), cpu, cuda or cuda:N. `threads`: of PyTorch on the CPU; 0 leaves its
+    default."""
 
     device: str = "auto"
     threads: int = 0

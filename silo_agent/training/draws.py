@@ -1,7 +1,8 @@
 """How torch's generators begin, which order of data and dropout are drawn from.
 
-A number begins them as torch does it, which takes 32 bits of it on a CPU (Mersenne Twister) and 64 on a GPU (Philox). A key of a silo's
-own begins the CPU's with all of its 256 bits: who guesses a record may try out 2^32 orders, and not that many.
+A number begins them as torch does it, which takes 32 bits of it on a CPU (Mersenne Twister) and 64 on a GPU (Philox). A
+key of a silo's own begins the CPU's with all of its 256 bits: who guesses a record may try out 2^32 orders, and not
+that many.
 """
 
 from typing import Final

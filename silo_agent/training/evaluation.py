@@ -1,4 +1,5 @@
-"""The global model's score on a held-out split: exact matches, loss per token, execution accuracy where a database is given."""
+"""The global model's score on a held-out split: exact matches, loss per token, execution accuracy where a database is
+given."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -49,8 +50,8 @@ def evaluate(
 ) -> Evaluation:
     """Score the examples at indices `chosen`, in float32 whatever the plan's training precision.
 
-    `encoded` runs beside `examples`. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged where
-    the model's loss is not finite, DataError where the database is out of reach.
+    `encoded` runs beside `examples`. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged
+    where the model's loss is not finite, DataError where the database is out of reach.
     """
     began = clock()
     model.eval()

@@ -1,4 +1,5 @@
-"""The local optimizers and their learning-rate schedule, made anew for every round; what privacy alone has is in private/."""
+"""The local optimizers and their learning-rate schedule, made anew for every round; what privacy alone has is in
+private/."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -33,5 +34,6 @@ def local_optimizer(section: TrainingSection, parameters: Sequence[nn.Parameter]
 
 
 def learning_rate_factor(schedule: Literal["constant", "linear"], step: int, steps: int) -> float:
-    """What the learning rate is multiplied by at optimizer step `step` (from 0) of `steps`; linear reaches 0 after the last."""
+    """What the learning rate is multiplied by at optimizer step `step` (from 0) of `steps`; linear reaches 0 after the
+    last."""
     return 1.0 if schedule == "constant" else (steps - step) / steps

@@ -4,7 +4,8 @@ An effective batch is `gradient_accumulation` batches; what is left of them at a
 batch of its own. The gradient is that of the mean over all target tokens of the effective batch, whatever its size, so
 accumulation equals one large batch and nothing is inflated. FedProx's term enters the gradient, before clipping, and no
 loss. A logged loss is the mean over all target tokens seen since the last one, logged every `loss_log_steps` optimizer
-steps and after the last step (that window may be shorter); the loss reduction is max minus min of them (DESIGN section 3).
+steps and after the last step (that window may be shorter); the loss reduction is max minus min of them (DESIGN section
+3).
 """
 
 import math
@@ -43,11 +44,13 @@ def train_locally(
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> TrainingSummary:
-    """Train `model` in place on all of `examples` for `section.epochs`; the epochs that `checkpoint` holds are not repeated.
+    """Train `model` in place on all of `examples` for `section.epochs`; the epochs that `checkpoint` holds are not
+    repeated.
 
     `parameters` are the model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx
-    alone. Data order and dropout depend on `seed` and nothing else; the process's random state is left as it was. Raises
-    TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
+    alone. Data order and dropout depend on `seed` and nothing else; the process's random state is left as it was.
+    Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not
+    finite.
     """
     began = clock()
     device = parameters[0].device

@@ -1,8 +1,9 @@
-"""What the silo agent holds for a plan: one model in memory, its data tokenised once, and three verbs: train, evaluate, answer.
+"""What the silo agent holds for a plan: one model in memory, its data tokenised once, and three verbs: train, evaluate,
+answer.
 
 Not for use by several threads at once. A round model is a file that holds its flat vector; it is checked against its
-manifest when it is read, unless this process has checked it and the file is still the same. An update is written to a file
-the same way.
+manifest when it is read, unless this process has checked it and the file is still the same. An update is written to a
+file the same way.
 """
 
 import math
@@ -45,7 +46,8 @@ from silo_wire.plans.plan import PlanBundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalUpdate:
-    """One round's outcome at one silo: the summary, the manifest of the file that holds the update, the delta's L2 norm."""
+    """One round's outcome at one silo: the summary, the manifest of the file that holds the update, the delta's L2
+    norm."""
 
     summary: TrainingSummary
     manifest: Manifest
@@ -70,8 +72,8 @@ class SiloTrainer:
     ) -> None:
         """`model` is one that silos of one process share; without one it is made here, and raises what PlanModel does.
 
-        `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None: drawn
-        here.
+        `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None:
+        drawn here.
         """
         self._plan = bundle.plan
         self._layout = bundle.layout
@@ -120,19 +122,20 @@ class SiloTrainer:
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> LocalUpdate:
-        """Train from the round model in `model_path` and write the update to `update_path`, in the plan's type for updates: the
-        delta, or of a joint step the sum of gradients as joint_gradient.py writes it.
+        """Train from the round model in `model_path` and write the update to `update_path`, in the plan's type for
+        updates: the delta, or of a joint step the sum of gradients as joint_gradient.py writes it.
 
-        `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one is added
-        to this one. Residuals lie beside the update.
+        `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one
+        is added to this one. Residuals lie beside the update.
 
-        Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training that is
-        there already is gone on from. It is the caller's to delete once the update counts. With `checkpoint_every_s` only an epoch
-        leaves one that ends so many seconds of training after the one before, or after the beginning.
+        Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training
+        that is there already is gone on from. It is the caller's to delete once the update counts. With
+        `checkpoint_every_s` only an epoch leaves one that ends so many seconds of training after the one before, or
+        after the beginning.
 
-        The same plan, round, silo, data, residual and thread count, and under masks the same own entropy, give the same bytes on a
-        CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model, TrainingDiverged, TrainingStopped, StorageError where
-        the update cannot be written.
+        The same plan, round, silo, data, residual and thread count, and under masks the same own entropy, give the same
+        bytes on a CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model,
+        TrainingDiverged, TrainingStopped, StorageError where the update cannot be written.
         """
         self._model.load(model_path, model, model_mark)
         self._model.begin_training()
@@ -224,7 +227,8 @@ class SiloTrainer:
         )
 
     def largest_parameter(self, *, model_path: Path, model: Manifest, model_mark: FileMark | None = None) -> float:
-        """In size, of the round model and what its adapters are for; not a number where one is none. Raises IntegrityError."""
+        """In size, of the round model and what its adapters are for; not a number where one is none. Raises
+        IntegrityError."""
         self._model.load(model_path, model, model_mark)
         return self._model.largest_parameter()
 
@@ -245,10 +249,11 @@ class SiloTrainer:
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
-        """Score the model in `model_path` on a held-out split, on at most `most` of it (0: all), else the plan's `max_examples`.
+        """Score the model in `model_path` on a held-out split, on at most `most` of it (0: all), else the plan's
+        `max_examples`.
 
-        Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution is
-        counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
+        Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution
+        is counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
         """
         examples = self._data.split(split)
         if not examples:
@@ -273,7 +278,8 @@ class SiloTrainer:
 
     @torch.inference_mode()
     def answer(self, question: str, *, model_path: Path, model: Manifest) -> str:
-        """The SQL that the model in `model_path` answers `question` to the first database with; hostile until the sandbox has run it."""
+        """The SQL that the model in `model_path` answers `question` to the first database with; hostile until the
+        sandbox has run it."""
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
@@ -293,7 +299,8 @@ class SiloTrainer:
         return self._model.tokenizer.decode(answers)[0]
 
     def _round_parameters(self, path: Path) -> list[torch.Tensor]:
-        """The round model as tensors; on the CPU a private mapping of its file, whose pages the system shares and drops."""
+        """The round model as tensors; on the CPU a private mapping of its file, whose pages the system shares and
+        drops."""
         layout = self._model.bundle.model_layout
         vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
         vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
@@ -328,7 +335,8 @@ class SiloTrainer:
         return chosen
 
     def _training_seed(self, round_number: int) -> Seed:
-        """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the delta."""
+        """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the
+        delta."""
         if not self._plan.aggregation.secure_aggregation:
             return self._seed("train", round_number)
         return self._own_key("train", round_number)

@@ -1,4 +1,5 @@
-"""The rules of Prometheus and the dashboards ask for metrics that exist, each alert says what to do, and the runbook has a section for it and no other."""
+"""The rules of Prometheus and the dashboards ask for metrics that exist, each alert says what to do, and the runbook
+has a section for it and no other."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""ops/compose: it is what the Compose Specification says, as tight as its comments say, and fits the images, the settings and the monitoring."""
+"""ops/compose: it is what the Compose Specification says, as tight as its comments say, and fits the images, the
+settings and the monitoring."""
 
 import re
 import subprocess

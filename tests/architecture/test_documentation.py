@@ -1,4 +1,5 @@
-"""README, CONTRIBUTING, SECURITY and ops/docs say what is so: commands and options exist, links lead somewhere, samples parse, tables are current."""
+"""README, CONTRIBUTING, SECURITY and ops/docs say what is so: commands and options exist, links lead somewhere, samples
+parse, tables are current."""
 
 import re
 import shlex

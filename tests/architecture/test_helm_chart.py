@@ -1,4 +1,5 @@
-"""The Helm chart: helm renders it, Kubernetes' schemas take it, and what it starts is what the images and the programs have."""
+"""The Helm chart: helm renders it, Kubernetes' schemas take it, and what it starts is what the images and the programs
+have."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""The state diagrams of ops/docs/secure-aggregation.md are the transitions that the real machines make, and all of them."""
+"""The state diagrams of ops/docs/secure-aggregation.md are the transitions that the real machines make, and all of
+them."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""The systemd units: systemd reads them without a complaint, finds them tight, and they start what there is to start."""
+"""The systemd units: systemd reads them without a complaint, finds them tight, and they start what there is to
+start."""
 
 import re
 import shlex
@@ -19,7 +20,8 @@ from tests.support import systemd_unit
 FOLDER = systemd_unit.ROOT / "ops" / "systemd"
 UNITS = {"lorica-coordinator": coordinator_app, "lorica-silo-agent": silo_app}
 MOST_EXPOSURE = 20
-"""Of 100; systemd calls 20 "OK". What is left: the host's network and its root directory, and files of others that can be read."""
+"""Of 100; systemd calls 20 "OK". What is left: the host's network and its root directory, and files of others that can
+be read."""
 
 with_systemd = pytest.mark.skipif(not systemd_unit.CAN, reason=systemd_unit.WHY_NOT)
 each_unit = pytest.mark.parametrize("unit", UNITS)

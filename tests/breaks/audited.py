@@ -1,5 +1,5 @@
-"""The conformity audit as `lorica privacy-audit --target conformity` runs it, on less: its plans in a small world, where noise is measured to
-4 %. Prints the promises that were broken as JSON.
+"""The conformity audit as `lorica privacy-audit --target conformity` runs it, on less: its plans in a small world,
+where noise is measured to 4 %. Prints the promises that were broken as JSON.
 """
 
 import json

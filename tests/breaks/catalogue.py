@@ -1,4 +1,5 @@
-"""The breaks of tests/breaks/*.toml: a file per subject, in each the breaks that a test or the conformity audit has to find.
+"""The breaks of tests/breaks/*.toml: a file per subject, in each the breaks that a test or the conformity audit has to
+find.
 
     [[break]]
     name        what is broken, in a few words; no two are alike
@@ -42,7 +43,8 @@ class Break:
     explained: str = ""
 
     def planted(self, content: str) -> str:
-        """The file's `content` with the break; raises ValueError unless it parses, and `before` occurs in it exactly once."""
+        """The file's `content` with the break; raises ValueError unless it parses, and `before` occurs in it exactly
+        once."""
         if (count := content.count(self.before)) != 1:
             raise ValueError(
                 f"{self.name!r}: its text occurs {count} times in {self.file}: write it anew, so that it is there once"
@@ -66,7 +68,8 @@ def breaks_of(subject: str) -> list[Break]:
     for table in tables:
         if unknown := set(table) - known:
             raise ValueError(
-                f"{subject}.toml, {table.get('name')!r}: key {min(unknown)!r} is unknown: use {', '.join(sorted(known))}"
+                f"{subject}.toml, {table.get('name')!r}: key {min(unknown)!r} is unknown: use "
+                f"{', '.join(sorted(known))}"
             )
         lists = {key: tuple(table[key]) for key in ("caught_by", "audit") if key in table}
         made.append(Break(subject=subject, **{**table, **lists}))

@@ -1,8 +1,9 @@
-"""`make breaks`: plant each break of the catalogue in a copy of the working tree, and see that what has to find it does.
+"""`make breaks`: plant each break of the catalogue in a copy of the working tree, and see that what has to find it
+does.
 
-A break is caught when every test that it names fails, and every promise that it names is found broken. What merely does not run any
-more is not caught: a test that fails for a name that is missing has seen no break. Each named test, and the audit, must
-pass in the copy before anything is planted.
+A break is caught when every test that it names fails, and every promise that it names is found broken. What merely does
+not run any more is not caught: a test that fails for a name that is missing has seen no break. Each named test, and the
+audit, must pass in the copy before anything is planted.
 """
 
 import argparse
@@ -78,7 +79,8 @@ class Copy:
             path.write_text(content, encoding="utf-8")
 
     def failures(self, tests: Sequence[str]) -> tuple[dict[str, str], str]:
-        """Of the tests that failed, by node id without parameters, the exception's message; and what pytest said, where that tells nothing."""
+        """Of the tests that failed, by node id without parameters, the exception's message; and what pytest said, where
+        that tells nothing."""
         report = self._scratch / "report.xml"
         report.unlink(missing_ok=True)
         options = ["-q", "--no-header", "-p", "no:cacheprovider", "-W", "ignore", "-o", "junit_family=xunit1"]
@@ -186,7 +188,8 @@ def unbroken(copy: Copy, breaks: Sequence[Break]) -> list[str]:
 
 
 def run(breaks: Sequence[Break], *, jobs: int = 1) -> int:
-    """Plant all of `breaks`, a line for each; how many were not caught. Raises SystemExit where something fails unbroken."""
+    """Plant all of `breaks`, a line for each; how many were not caught. Raises SystemExit where something fails
+    unbroken."""
     with tempfile.TemporaryDirectory(prefix="lorica-breaks-") as folder:
         copies: Queue[Copy] = Queue()
         for number in range(jobs):
@@ -212,7 +215,8 @@ def run(breaks: Sequence[Break], *, jobs: int = 1) -> int:
                 word = "caught  " if outcome.caught else "SURVIVED"
                 print(f"{word} {one.subject}: {one.name} ({seconds:.1f} s) {outcome.told}".rstrip(), flush=True)
     print(
-        f"{len(to_plant) - survivors} of {len(to_plant)} breaks were caught, {len(breaks) - len(to_plant)} are explained"
+        f"{len(to_plant) - survivors} of {len(to_plant)} breaks were caught, {len(breaks) - len(to_plant)} are "
+        "explained"
     )
     return survivors
 

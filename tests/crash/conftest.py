@@ -1,4 +1,5 @@
-"""Undisturbed runs of a plain and a masked plan, their runs under kills and the story of full disks, all at the same time.
+"""Undisturbed runs of a plain and a masked plan, their runs under kills and the story of full disks, all at the same
+time.
 
 They wait as much as they work: for processes to start, and for silos to come back to a coordinator.
 """

@@ -1,4 +1,5 @@
-"""kill -9 of the coordinator at named points, one test each: after the same command is given again, nothing is different.
+"""kill -9 of the coordinator at named points, one test each: after the same command is given again, nothing is
+different.
 
 All kills happen in one run of a plan, each in a round of its own where it needs one; see tests/support/kill_plan.py.
 """

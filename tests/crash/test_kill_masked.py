@@ -1,8 +1,8 @@
 """kill -9 of the coordinator and of agents at named points of masked rounds, one test each: the same attempt goes on.
 
-Masks are drawn once for an attempt, and rounding with them; what a test draws is repeatable (repeatable_draws.py), so that the
-models of the run under kills are those of the undisturbed one bit by bit. Whoever drew anew where it should have gone on would
-round differently, or mask what nobody can unmask.
+Masks are drawn once for an attempt, and rounding with them; what a test draws is repeatable (repeatable_draws.py), so
+that the models of the run under kills are those of the undisturbed one bit by bit. Whoever drew anew where it should
+have gone on would round differently, or mask what nobody can unmask.
 
 What was revealed is journalled before it is told, and when a round is over, no file holds a secret of it any more.
 """

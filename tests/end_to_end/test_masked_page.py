@@ -1,4 +1,5 @@
-"""The commands of the page on masks, from nothing to a masked sum, typed as they stand. Ports, folders and sizes are the test's."""
+"""The commands of the page on masks, from nothing to a masked sum, typed as they stand. Ports, folders and sizes are
+the test's."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""From nothing to a trained model with the nine commands of the README: real processes, mutual TLS, no file edited by hand.
+"""From nothing to a trained model with the nine commands of the README: real processes, mutual TLS, no file edited by
+hand.
 
 How cold programs do is for tests/network/test_quickstart.py and test_wheel.py.
 """

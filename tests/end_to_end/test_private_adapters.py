@@ -1,4 +1,5 @@
-"""Two silos train adapters under record-level privacy: real processes, mutual TLS, one killed in the middle of it all."""
+"""Two silos train adapters under record-level privacy: real processes, mutual TLS, one killed in the middle of it
+all."""
 
 import json
 import sqlite3

@@ -1,4 +1,5 @@
-"""A coordinator is lost in the middle of a plan and restored from a backup of an earlier round: its silos, real agents, go on by themselves."""
+"""A coordinator is lost in the middle of a plan and restored from a backup of an earlier round: its silos, real agents,
+go on by themselves."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The status page in a real browser, while two real silos train: what a person sees, by mouse, telephone or keyboard."""
+"""The status page in a real browser, while two real silos train: what a person sees, by mouse, telephone or
+keyboard."""
 
 from collections.abc import Iterator
 from pathlib import Path

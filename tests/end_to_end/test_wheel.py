@@ -1,8 +1,9 @@
-"""The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs with it.
+"""The wheel, as somebody has it who has nothing else: installed into a fresh environment, it is whole and a round runs
+with it.
 
-The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root, everything runs as
-in a hardened container: another user without any privilege, a root file system that cannot be written to, one folder that can; and
-under the filters of the systemd units, where what they are made with is there.
+The environment's dependencies are this one's, linked; Lorica is there from the wheel alone. Where these tests are root,
+everything runs as in a hardened container: another user without any privilege, a root file system that cannot be
+written to, one folder that can; and under the filters of the systemd units, where what they are made with is there.
 """
 
 import json
@@ -35,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("coordinator", "silo-agent", "lorica")
 UNITS = {"silo-agent": "lorica-silo-agent"}
 PACKAGES = ("lorica", "lorica_coordinator", "lorica_security", "silo_agent", "silo_wire")
-"""All that may be imported once the wheel is installed. `ops` and `security`, of which others have distributions, are not among them."""
+"""All that may be imported once the wheel is installed. `ops` and `security`, of which others have distributions, are
+not among them."""
 SOURCES = ("coordinator/", "ops/lorica/", "security/lorica_security/", "silo_agent/", "proto/silo_wire/")
 PASSPHRASE = "long enough and of nobody's"
 LONGEST_S = 240.0

@@ -1,6 +1,7 @@
 """SQLite files that no honest program writes, by kind and number: the same number gives the same bytes.
 
-Damage is done to files that were whole; what is hostile is written by SQLite itself, into the table where it keeps its schema.
+Damage is done to files that were whole; what is hostile is written by SQLite itself, into the table where it keeps its
+schema.
 """
 
 import sqlite3
@@ -33,7 +34,8 @@ class Files:
 
 @cache
 def whole(page_size: int, encoding: str = "UTF-8", vacuum: str = "NONE") -> bytes:
-    """A database with something of everything: overflow pages, freed pages, indexes, views, triggers, three kinds of virtual tables."""
+    """A database with something of everything: overflow pages, freed pages, indexes, views, triggers, three kinds of
+    virtual tables."""
     return _made(
         f"PRAGMA page_size = {page_size}; PRAGMA encoding = '{encoding}'; PRAGMA auto_vacuum = {vacuum};",
         """
@@ -195,7 +197,8 @@ VIEWS = (
     "WITH t(s) AS (SELECT 'a' UNION ALL SELECT s || s FROM t) SELECT length(s) AS a FROM t",
     " UNION ALL ".join(["SELECT 1 AS a"] * 499),
     "VALUES " + ", ".join(["(1)"] * 5000),
-    "SELECT sum(a) OVER (ORDER BY a ROWS BETWEEN 9223372036854775807 PRECEDING AND CURRENT ROW) AS a FROM (SELECT age AS a FROM patient)",
+    "SELECT sum(a) OVER (ORDER BY a ROWS BETWEEN 9223372036854775807 PRECEDING AND CURRENT ROW) AS a FROM (SELECT "
+    "age AS a FROM patient)",
 )
 VIRTUAL = (
     "fts5(a, content='patient')",
@@ -256,7 +259,8 @@ ROWS = (
 
 
 def schemed(draw: Random) -> Files:
-    """A schema that no CREATE makes: what calls and recursion views, columns and indexes hide, modules, rows that lie."""
+    """A schema that no CREATE makes: what calls and recursion views, columns and indexes hide, modules, rows that
+    lie."""
     function = draw.choice(FUNCTIONS)
     quoted = function.replace("'", "''")
     view = draw.choice(VIEWS).replace("{function}", function).replace("'", "''")
@@ -264,7 +268,8 @@ def schemed(draw: Random) -> Files:
     added = draw.choice(
         (
             f"('view', 'trap', 'trap', 0, 'CREATE VIEW trap AS {view}')",
-            f"('table', 'trap', 'trap', 2, 'CREATE TABLE trap (id INTEGER PRIMARY KEY, a AS ({quoted}), b AS (a) STORED)')",
+            f"('table', 'trap', 'trap', 2, 'CREATE TABLE trap (id INTEGER PRIMARY KEY, a AS ({quoted}), b AS (a) "
+            "STORED)')",
             f"('table', 'trap', 'trap', 2, 'CREATE TABLE trap (a DEFAULT ({quoted}), CHECK ({quoted}))')",
             f"('index', 'trap', 'patient', 3, 'CREATE INDEX trap ON patient ({quoted})')",
             f"('index', 'trap', 'patient', 3, 'CREATE INDEX trap ON patient (age) WHERE {quoted}')",
@@ -280,10 +285,14 @@ def crowded(draw: Random) -> Files:
     count = draw.choice((10, 300, 2500))
     what = draw.choice(
         (
-            f"INSERT INTO sqlite_master SELECT 'table', 't' || id, 't' || id, 2, 'CREATE TABLE t' || id || ' (a)' FROM n LIMIT {count}",
-            f"INSERT INTO sqlite_master SELECT 'table', 't' || id, 't' || id, 0, 'CREATE VIRTUAL TABLE t' || id || ' USING fts5(a)' FROM n LIMIT {count // 10}",
-            f"INSERT INTO sqlite_master SELECT 'table', 'trap', 'trap', 2, 'CREATE TABLE trap (a' || group_concat(', c' || id, '') || ')' FROM (SELECT id FROM n LIMIT {count})",
-            f"INSERT INTO sqlite_master SELECT 'index', 'i' || id, 'patient', 3, 'CREATE INDEX i' || id || ' ON patient (age)' FROM n LIMIT {count}",
+            "INSERT INTO sqlite_master SELECT 'table', 't' || id, 't' || id, 2, 'CREATE TABLE t' || id || ' (a)' "
+            f"FROM n LIMIT {count}",
+            "INSERT INTO sqlite_master SELECT 'table', 't' || id, 't' || id, 0, 'CREATE VIRTUAL TABLE t' || id || "
+            f"' USING fts5(a)' FROM n LIMIT {count // 10}",
+            "INSERT INTO sqlite_master SELECT 'table', 'trap', 'trap', 2, 'CREATE TABLE trap (a' || "
+            f"group_concat(', c' || id, '') || ')' FROM (SELECT id FROM n LIMIT {count})",
+            "INSERT INTO sqlite_master SELECT 'index', 'i' || id, 'patient', 3, 'CREATE INDEX i' || id || ' ON "
+            f"patient (age)' FROM n LIMIT {count}",
         )
     )
     return Files(

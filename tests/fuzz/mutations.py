@@ -131,7 +131,8 @@ ODD_VALUES: list[Any] = [
 
 @st.composite
 def spoilt_json(draw: st.DrawFn, valid: Any, spell: Callable[[Any], bytes]) -> bytes:
-    """`valid` (of dicts, lists and plain values) with one to four of its parts replaced, removed or added, as `spell` writes it."""
+    """`valid` (of dicts, lists and plain values) with one to four of its parts replaced, removed or added, as `spell`
+    writes it."""
     value = json.loads(json.dumps(valid))
     for _ in range(draw(st.integers(1, 4))):
         value = _spoil_json(draw, value)

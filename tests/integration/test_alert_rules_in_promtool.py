@@ -1,4 +1,5 @@
-"""Each alert by series that are made up: when it fires, and when it does not. What really happens is in test_prometheus.py."""
+"""Each alert by series that are made up: when it fires, and when it does not. What really happens is in
+test_prometheus.py."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Case:
-    """`series`: values a minute apart, in promtool's notation; `fires` and `quiet`: minutes at which the alert does and does not."""
+    """`series`: values a minute apart, in promtool's notation; `fires` and `quiet`: minutes at which the alert does and
+    does not."""
 
     alert: str
     series: dict[str, str]

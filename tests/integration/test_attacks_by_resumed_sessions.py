@@ -1,4 +1,5 @@
-"""A TLS session that was stolen from a silo's memory or from its proxy: nobody acts by it, with or without the silo's key."""
+"""A TLS session that was stolen from a silo's memory or from its proxy: nobody acts by it, with or without the silo's
+key."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

@@ -1,4 +1,5 @@
-"""Who was shut out stays out, and who was let in from elsewhere may do what its role says: against the real listeners."""
+"""Who was shut out stays out, and who was let in from elsewhere may do what its role says: against the real
+listeners."""
 
 import asyncio
 import json
@@ -284,7 +285,8 @@ async def test_certificate_with_the_serial_of_another_one(at: RunningCoordinator
 async def test_forged_certificate_with_a_registered_serial_is_refused(
     at: RunningCoordinator, hospital: Silo, whose: str
 ) -> None:
-    """Who has stolen an authority's key chooses the serial, and serials stand in logs: the whole certificate is compared."""
+    """Who has stolen an authority's key chooses the serial, and serials stand in logs: the whole certificate is
+    compared."""
     identity, method, request = Identity(FEDERATION, Role.OPERATOR, "operator"), OPERATOR_CALLS[0], None
     serial = at.coordinator.keys.operator_pair(datetime.now(UTC)).certificate.serial_number
     if whose == "the silo's":
@@ -432,7 +434,8 @@ async def renewed(at: RunningCoordinator, access: AccessFolder) -> None:
 async def test_rotation_waits_for_operators_elsewhere_who_would_be_left_behind(
     at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """Every silo knows the successor, a laptop and a screen on the wall do not; whoever was revoked is not waited for."""
+    """Every silo knows the successor, a laptop and a screen on the wall do not; whoever was revoked is not waited
+    for."""
     olga = await granted(at, tmp_path / "olga", Role.OPERATOR)
     victor = await granted(at, tmp_path / "victor", Role.VIEWER)
 
@@ -619,7 +622,8 @@ async def test_the_hosts_own_operator_is_neither_revoked_nor_granted_to_somebody
 async def test_operators_commands_from_another_host(
     at: RunningCoordinator, locked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are typed: asked for there, granted on the coordinator's host, accepted there; the model comes as a folder."""
+    """As they are typed: asked for there, granted on the coordinator's host, accepted there; the model comes as a
+    folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     host, laptop = str(at.coordinator.folder.root), str(tmp_path / "laptop")
 

@@ -240,7 +240,8 @@ async def test_token_of_a_silo_that_was_never_invited(at: RunningCoordinator) ->
 async def test_brute_force_is_made_to_wait_and_does_not_spend_the_token(
     at: RunningCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some guesses none from there is looked at any more until a minute has passed; the silo behind the same address gets in."""
+    """After some guesses none from there is looked at any more until a minute has passed; the silo behind the same
+    address gets in."""
     ahead = 0.0
     monkeypatch.setattr(enrolment_servicer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
     token = await at.invited(CLINIC)

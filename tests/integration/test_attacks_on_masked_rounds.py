@@ -1,8 +1,8 @@
 """A malicious silo in masked rounds, against the real coordinator and three honest agents.
 
-It can spoil a sum. It cannot stop the round for ever, and what it sends falsely is pinned on it by name: in the records, and
-in lorica_dropped_silos_total. Each test plays one attack as rogue-d in round 1, and sees that the models of that round and of
-the next one are what the deltas of those in them give, to the last level of the encoding.
+It can spoil a sum. It cannot stop the round for ever, and what it sends falsely is pinned on it by name: in the
+records, and in lorica_dropped_silos_total. Each test plays one attack as rogue-d in round 1, and sees that the models
+of that round and of the next one are what the deltas of those in them give, to the last level of the encoding.
 
 What a coordinator could learn is another matter: tests/integration/test_attacks_on_masks.py.
 """
@@ -327,8 +327,8 @@ async def test_boxes_that_do_not_open(playing: Playing) -> None:
 
 
 async def test_shares_of_another_secret(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Boxes and commitments fit each other; what the shares give back is not what it committed to. That is seen when all
-    have revealed theirs for this round, so that the plan goes on with the next."""
+    """Boxes and commitments fit each other; what the shares give back is not what it committed to. That is seen when
+    all have revealed theirs for this round, so that the plan goes on with the next."""
     deal, plays = silo_own_dealing.dealt_shares, list[Play]()
 
     def deal_another(state: silo_states.Sharing, dealer: SiloName) -> Any:
@@ -452,8 +452,8 @@ async def test_a_vector_whose_bytes_are_not_what_it_announced(playing: Playing) 
 
 
 async def test_noise_in_place_of_a_vector(playing: Playing) -> None:
-    """Masked or noise, nobody can tell: the sum is spoilt, nobody is named. What it says beside the model is noise as well,
-    and shows; the model moves by no more than the range allows."""
+    """Masked or noise, nobody can tell: the sum is spoilt, nobody is named. What it says beside the model is noise as
+    well, and shows; the model moves by no more than the range allows."""
     words = np.random.default_rng(1)
 
     def noise(silo: PlayedSilo, it: MaskedInput) -> Any:
@@ -501,7 +501,8 @@ def heavier(levels: int) -> Attack:
 
 
 async def test_a_weight_beyond_the_cap_shows_in_the_sum(playing: Playing) -> None:
-    """Who does not encode as agents do can claim as many caps as there are silos: the others' part shrinks accordingly."""
+    """Who does not encode as agents do can claim as many caps as there are silos: the others' part shrinks
+    accordingly."""
     async with playing(heavier(2 * LEVELS)) as play:
         row = await play.closed(1)
         assert row.outcome == "applied"
@@ -706,7 +707,8 @@ async def test_silence_when_shares_are_asked_for(playing: Playing) -> None:
         assert play.dropped("late") == 0
 
 
-# --- the operator shuts a silo out in the middle of it -----------------------------------------------------------------
+# --- the operator shuts a silo out in the middle of it
+# -----------------------------------------------------------------
 
 
 async def test_revoked_silo_of_a_masked_round_is_a_drop_out_and_the_sum_comes_out(playing: Playing) -> None:

@@ -1,8 +1,8 @@
 """A coordinator that cheats in masked rounds, against real agents over gRPC: it learns a sum, or nothing.
 
-Each test is named for the attack that it plays, and differs from the honest round at the top in that. Each attack ends in a
-refusal at the silo, which the silo's log, journal and metrics have (`refused`); and whatever was asked, no silo showed more
-than one sum of a round allows (`attacked` looks at its end).
+Each test is named for the attack that it plays, and differs from the honest round at the top in that. Each attack ends
+in a refusal at the silo, which the silo's log, journal and metrics have (`refused`); and whatever was asked, no silo
+showed more than one sum of a round allows (`attacked` looks at its end).
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -79,8 +79,8 @@ async def masked_round(folder: Path, until: str, **setting: Any) -> AsyncIterato
 async def insurer_denied(folder: Path, until: str) -> AsyncIterator[HostileCoordinator]:
     """The same, but that the insurer's masked vector came and the coordinator says that it did not.
 
-    What every attack here is after: with the shares of the insurer's mask key, which are shown of a dropped silo, and those of
-    its self mask, which are shown of a survivor, its vector is its delta.
+    What every attack here is after: with the shares of the insurer's mask key, which are shown of a dropped silo, and
+    those of its self mask, which are shown of a survivor, its vector is its delta.
     """
     async with masked_round(folder, "masked input") as at:
         await at.deny(INSURER)
@@ -189,7 +189,8 @@ async def test_fills_the_cohort_with_phantom_silos_certified_by_its_own_authorit
 
 
 def forged_delivery(to: SiloName, under: Roster, dealt: Mapping[SiloName, SharedKeys]) -> Delivery:
-    """What these silos dealt to `to`, relabelled as dealt to the roster that it knows, a line for each member of that."""
+    """What these silos dealt to `to`, relabelled as dealt to the roster that it knows, a line for each member of
+    that."""
     dealings, boxes = [], []
     for silo in under.silos:
         dealing = dealt[silo].dealing
@@ -353,7 +354,8 @@ async def test_asks_for_both_shares_of_a_silo_across_two_requests(tmp_path: Path
 
 
 async def test_asks_for_both_shares_of_a_silo_before_and_after_the_agent_was_restarted(tmp_path: Path) -> None:
-    """It is killed when its shares are out and it does not know that they arrived: its secrets are still on its disk."""
+    """It is killed when its shares are out and it does not know that they arrived: its secrets are still on its
+    disk."""
     async with insurer_denied(tmp_path, "unmasking") as at:
         request = at.requested(UnmaskRequest, HOSPITAL)
         victim = at.silos[HOSPITAL]
@@ -445,7 +447,8 @@ async def test_lowers_the_threshold(tmp_path: Path) -> None:
 
 
 async def test_lowers_the_threshold_below_a_majority(tmp_path: Path) -> None:
-    """No roster can say that; the stream that carries it is given up, and the attempt goes on as if nothing was said."""
+    """No roster can say that; the stream that carries it is given up, and the attempt goes on as if nothing was
+    said."""
 
     def to_two(order: federation_pb2.Mask) -> None:
         order.roster.parameters.threshold = 2
@@ -497,7 +500,8 @@ async def test_lowers_what_a_cohort_holds_against_and_the_least_sum(tmp_path: Pa
 
 
 async def test_shrinks_the_cohort_to_two(tmp_path: Path) -> None:
-    """In the roster, among the dealers, among the survivors: in a sum of two each would be left with the other's delta."""
+    """In the roster, among the dealers, among the survivors: in a sum of two each would be left with the other's
+    delta."""
 
     def to_two(order: federation_pb2.Mask) -> None:
         parameters, members = order.roster.parameters, order.roster.members
@@ -678,7 +682,8 @@ async def test_asks_for_a_plain_upload_where_the_policy_demands_masks(tmp_path: 
         await at.declined(HOSPITAL, POLICY, says)
         assert victim.trainer.trained == []
 
-        # Under a plan with masks no order asks for an upload: to train again is answered with the word that it has trained.
+        # Under a plan with masks no order asks for an upload: to train again is answered with the word that it has
+        # trained.
         at.key = honest
         await at.train()
         await at.peer.order(Train(key=at.key, model=at.model.digest, seconds_left=60.0), HOSPITAL)

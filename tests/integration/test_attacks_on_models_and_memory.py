@@ -1,4 +1,5 @@
-"""A coordinator that chooses models and plans under masks, and a silo that lost its memory, against real agents over gRPC.
+"""A coordinator that chooses models and plans under masks, and a silo that lost its memory, against real agents over
+gRPC.
 
 With what each of these attacks is after, two sums come out over one set of deltas but for one silo's.
 """
@@ -82,7 +83,8 @@ def approvals_of(silo: AttackedSilo) -> PlanApprovals:
 
 
 def kept_still(rate: str) -> PlanBundle:
-    """All silos but HOSPITAL train at `rate`, which the coordinator's own plan shelf might refuse: the sum would be HOSPITAL's delta."""
+    """All silos but HOSPITAL train at `rate`, which the coordinator's own plan shelf might refuse: the sum would be
+    HOSPITAL's delta."""
     others = {silo: {"learning_rate": 1e-7} for silo in SILOS if silo != HOSPITAL}
     bundle = masked_bundle(training={"learning_rate": 1e-3, "overrides": others})
     text = bundle.plan.to_json()
@@ -92,7 +94,8 @@ def kept_still(rate: str) -> PlanBundle:
 
 
 class _Unchecked:
-    """A bundle whose plan no rule of Lorica has seen; what else is asked of it is the bundle's that it was made from."""
+    """A bundle whose plan no rule of Lorica has seen; what else is asked of it is the bundle's that it was made
+    from."""
 
     def __init__(self, bundle: PlanBundle, text: bytes) -> None:
         self._bundle, self.text = bundle, text
@@ -160,7 +163,8 @@ async def test_offers_a_second_plan_from_the_same_model_until_people_approve_the
 
 @pytest.mark.parametrize("change", [{"weight_cap": 12.0}, {"tensors": (TensorRange(ELEMENTS, 0.01),)}])
 async def test_moves_the_cap_or_the_bounds_in_a_later_round(tmp_path: Path, change: dict[str, Any]) -> None:
-    """What silos put into the sums would be cut at other places, and the differences of the sums be those of single silos."""
+    """What silos put into the sums would be cut at other places, and the differences of the sums be those of single
+    silos."""
     async with attacked(tmp_path, NET) as at:
         await whole_round(at)
         at.key = replace(at.key, round=2)
@@ -177,7 +181,8 @@ async def test_moves_the_cap_or_the_bounds_in_a_later_round(tmp_path: Path, chan
 
 
 async def test_hands_out_a_model_of_another_plan_in_a_later_round(tmp_path: Path) -> None:
-    """The second plan begins elsewhere, as people made sure, and is of the same shape; in its second round would come a model of the first."""
+    """The second plan begins elsewhere, as people made sure, and is of the same shape; in its second round would come a
+    model of the first."""
     values = masked_bundle().plan.model_dump(mode="json")
     values["model"] |= {"initial": "ab" * 32, "initial_bfloat16": "ac" * 32}
     elsewhere = PlanBundle(type(SECOND.plan).model_validate(values), SECOND.files)
@@ -269,7 +274,8 @@ async def test_goes_on_with_a_silo_whose_disk_went_back_as_a_whole(tmp_path: Pat
 
 
 async def test_puts_the_attempt_of_an_earlier_round_back_beside_the_memory_of_today(tmp_path: Path) -> None:
-    """Of BANK's disk, with its journal of rounds: it is to sign a second set of round 1 and show both shares of CLINIC."""
+    """Of BANK's disk, with its journal of rounds: it is to sign a second set of round 1 and show both shares of
+    CLINIC."""
     async with attacked(tmp_path / "silos", NET, bundle=masked_bundle(schedule={"rounds": 9})) as at:
         victim, copy = at.silos[BANK], tmp_path / "copy"
         await at.train()

@@ -1,4 +1,5 @@
-"""Certificates that are renewed while everything goes on, against the real coordinator; and whoever would profit from that."""
+"""Certificates that are renewed while everything goes on, against the real coordinator; and whoever would profit from
+that."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -76,7 +77,8 @@ async def at(federation_template: FederationTemplate, tmp_path: Path) -> AsyncIt
 async def test_a_renewal_drops_no_round_and_no_transfer(
     at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """While its update is half-way a silo gets a new certificate: the upload ends where it began, new calls go elsewhere."""
+    """While its update is half-way a silo gets a new certificate: the upload ends where it began, new calls go
+    elsewhere."""
     plan = at.coordinator.shelf.bundle(at.coordinator.shelf.compile("default").plan.digest)
     folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
     before = load_credentials(folder)
@@ -299,7 +301,8 @@ async def test_expired_certificate_renews_nothing_and_the_agent_says_what_to_do(
         assert agent.stored.certificate == expired
 
 
-# --- what the agent takes -----------------------------------------------------------------------------------------------
+# --- what the agent takes
+# -----------------------------------------------------------------------------------------------
 
 
 def answer_of(
@@ -363,7 +366,8 @@ async def test_trust_bundle_without_the_coordinators_signature_is_refused(
 async def test_an_older_trust_bundle_is_refused_though_it_is_signed(
     at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """Whoever has an authority's key keeps signed answers of before a rotation, to hold a silo back from its successor."""
+    """Whoever has an authority's key keeps signed answers of before a rotation, to hold a silo back from its
+    successor."""
     keys, now, key = at.coordinator.keys, datetime.now(UTC), new_tls_key()
     folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
     old = keys.trust
@@ -385,7 +389,8 @@ async def test_an_older_trust_bundle_is_refused_though_it_is_signed(
 async def test_answer_that_was_given_before_is_no_answer_to_another_request(
     at: RunningCoordinator, federation_template: FederationTemplate
 ) -> None:
-    """Its signature is over the certificate: none that the thief of an authority's key made goes with it, and none of its age."""
+    """Its signature is over the certificate: none that the thief of an authority's key made goes with it, and none of
+    its age."""
     who, key, now = federation_template.silos[HOSPITAL], new_tls_key(), datetime.now(UTC)
     given = answer_of(at, new_tls_key().public_key(), who.trust)
     forged_answer = answer_of(at, key.public_key(), who.trust)

@@ -1,4 +1,5 @@
-"""A coordinator that hands out another model than its masked sum makes, or shows no evidence of it, against real agents over gRPC."""
+"""A coordinator that hands out another model than its masked sum makes, or shows no evidence of it, against real agents
+over gRPC."""
 
 import json
 from collections.abc import Callable, Generator
@@ -95,7 +96,8 @@ async def test_silos_check_the_model_of_an_honest_round_and_go_on(playing: Playi
 async def test_adapters_in_bfloat16_that_step_with_momentum_are_checked(
     template: FederationTemplate, tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second round the step begins from momentum that the first one made; then a coordinator hands out a model that is false in one number."""
+    """In the second round the step begins from momentum that the first one made; then a coordinator hands out a model
+    that is false in one number."""
     async with played(template, tmp_path / "honest", honestly, plan=ADAPTED, verify=mode) as play:
         assert play.bundle.base_layout is not None
         for number in (1, 2):
@@ -189,7 +191,8 @@ async def test_hands_out_a_model_that_is_another_in_the_last_bit_of_one_number(
 async def test_a_proof_that_shows_nothing_false_is_told_from_one_that_does(
     playing: Playing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an honest round; of pieces that were changed; of a coordinator that is not the silo's; of a plan that it does not have."""
+    """Of an honest round; of pieces that were changed; of a coordinator that is not the silo's; of a plan that it does
+    not have."""
     shown: list[tuple[CheckableRound, int, Pieces]] = []
 
     def watched(self: RoundEvidence, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:

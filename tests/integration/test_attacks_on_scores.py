@@ -1,7 +1,8 @@
 """A coordinator that asks for more scores, rounds and models than its plan has, against real agents over gRPC.
 
-What it is after: a model whose answers depend on one held-out query, asked again and again, spells that query. Under masks it
-hears one sum of scores for each model of the plan's timetable; in the clear one answer of each silo, to one model.
+What it is after: a model whose answers depend on one held-out query, asked again and again, spells that query. Under
+masks it hears one sum of scores for each model of the plan's timetable; in the clear one answer of each silo, to one
+model.
 """
 
 import asyncio

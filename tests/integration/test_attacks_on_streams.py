@@ -1,8 +1,8 @@
 """Hostile streams: who never speaks, who never stops, who begins and never ends, on both sides of the wire.
 
-The coordinator and the agent are real processes here, so that what an attack costs can be read off them: resident memory
-before and after, files on disk. What single chunks, headers and words can do wrong is in test_attacks_on_a_round.py. After
-each attack on the coordinator two honest silos finish a round.
+The coordinator and the agent are real processes here, so that what an attack costs can be read off them: resident
+memory before and after, files on disk. What single chunks, headers and words can do wrong is in
+test_attacks_on_a_round.py. After each attack on the coordinator two honest silos finish a round.
 """
 
 import asyncio
@@ -126,7 +126,8 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """`coordinator serve` with the plan `streams` under way. hospital-a is the attacker; bank-b and clinic-c are honest."""
+    """`coordinator serve` with the plan `streams` under way. hospital-a is the attacker; bank-b and clinic-c are
+    honest."""
 
     process: Process
     coordinator: Coordinator
@@ -333,7 +334,8 @@ def opened(
 def push(connections: list[RawConnection], sending: dict[tuple[int, int], memoryview]) -> None:
     """Send all that the windows of these (connection, stream) let through, until nothing has moved for a while.
 
-    The while is a second at 8 connections, longer than a slow disk's log of refusals keeps the server from the next ones.
+    The while is a second at 8 connections, longer than a slow disk's log of refusals keeps the server from the next
+    ones.
     """
     quiet = 0
     while quiet < 12:

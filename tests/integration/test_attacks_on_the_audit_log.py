@@ -1,6 +1,8 @@
-"""Both audit logs of a federation that ran, with real certificates and signatures, in the hands of people who would rather have others.
+"""Both audit logs of a federation that ran, with real certificates and signatures, in the hands of people who would
+rather have others.
 
-Whoever has a log's key can write it anew so that it verifies by itself; what the other side holds is what the attacks run into.
+Whoever has a log's key can write it anew so that it verifies by itself; what the other side holds is what the attacks
+run into.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""The metrics ports of both programs against strangers who hold connections, and against pages that were pointed at them."""
+"""The metrics ports of both programs against strangers who hold connections, and against pages that were pointed at
+them."""
 
 import asyncio
 import threading

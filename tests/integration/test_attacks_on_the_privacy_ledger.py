@@ -1,4 +1,5 @@
-"""A silo's disk that goes back, played against a real coordinator by a real agent: the ledger is what the attacks are after."""
+"""A silo's disk that goes back, played against a real coordinator by a real agent: the ledger is what the attacks are
+after."""
 
 import asyncio
 import shutil

@@ -1,4 +1,5 @@
-"""The status page against whoever would read it without leave, break it, or speak through it: real listeners, raw bytes."""
+"""The status page against whoever would read it without leave, break it, or speak through it: real listeners, raw
+bytes."""
 
 import asyncio
 import base64

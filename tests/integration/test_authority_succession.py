@@ -1,4 +1,5 @@
-"""One authority follows another while silos stay connected, an institution's CA certifies one, and a kill between any two steps."""
+"""One authority follows another while silos stay connected, an institution's CA certifies one, and a kill between any
+two steps."""
 
 import asyncio
 import json
@@ -195,7 +196,8 @@ async def test_authorities_follow_each_other_also_where_every_silo_was_revoked(
 async def test_silo_whose_renewal_answer_was_lost_still_connects_after_a_rotation(
     federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """Before the successor issues, and again before the authority before it is retired: both wait for what the silo uses."""
+    """Before the successor issues, and again before the authority before it is retired: both wait for what the silo
+    uses."""
     async with running(federation_template.copy(tmp_path / "coordinator")) as at:
         folders = [silo_at(tmp_path / name, federation_template.silos[name], at.address) for name in (HOSPITAL, BANK)]
         async with kept_agent(folders[1]) as bank:
@@ -264,7 +266,8 @@ async def test_silo_that_enrolled_with_the_bundle_of_yesterday_is_waited_for(
         assert silo_of("clinic-c") in successor.unaware
 
 
-# --- invitations across a succession ---------------------------------------------------------------------------------------
+# --- invitations across a succession
+# ---------------------------------------------------------------------------------------
 
 
 async def test_token_of_the_authority_before_is_good_until_that_one_is_retired(
@@ -294,7 +297,8 @@ async def test_token_of_the_authority_before_is_good_until_that_one_is_retired(
 async def test_a_token_of_a_retired_authority_is_refused_by_the_coordinator_whoever_brings_it(
     federation_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """Who stole the authority's key heard the secret in the middle, and spends it at the coordinator with keys of its own."""
+    """Who stole the authority's key heard the secret in the middle, and spends it at the coordinator with keys of its
+    own."""
     folder = federation_template.copy(tmp_path / "coordinator")
     async with running(folder) as at:
         await change(at, "rotate")
@@ -339,7 +343,8 @@ async def test_attack_successor_that_the_pinned_authority_did_not_name(
             assert bundle.pinned(spki_pin(old), [lie]) == TrustBundle((old,))
 
 
-# --- an institution's CA ---------------------------------------------------------------------------------------------------
+# --- an institution's CA
+# ---------------------------------------------------------------------------------------------------
 
 
 def openssl(folder: Path, *arguments: str | Path) -> None:
@@ -549,7 +554,8 @@ def test_signed_certificate_for_another_key_or_without_its_chain_is_refused(
     command("import", signed, "--chain", chain).is_refusal(StateError, "coordinator ca request")
 
 
-# --- export, import ----------------------------------------------------------------------------------------------------------
+# --- export, import
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_exported_authority_comes_back_on_a_machine_without_one(
@@ -621,7 +627,8 @@ def test_the_key_of_an_authority_that_issues_no_more_is_overwritten(
     assert Authorities.load(folder.keys).issuing.key_pem() == keys.issuing.key_pem()
 
 
-# --- by itself, and killed between any two steps ----------------------------------------------------------------------------
+# --- by itself, and killed between any two steps
+# ----------------------------------------------------------------------------
 
 
 def standing(name: str, stage: str, *, life: float = 900.0) -> AuthorityStanding:
@@ -670,7 +677,8 @@ class Killed(BaseException):
 def test_a_kill_between_any_two_writes_leaves_authorities_that_work(
     federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Every write is cut off in turn, before and after: what a start finds issues, and trusts all that it did before."""
+    """Every write is cut off in turn, before and after: what a start finds issues, and trusts all that it did
+    before."""
     now = datetime.now(UTC)
     if step == "adopt":
         institution(tmp_path)

@@ -1,4 +1,5 @@
-"""A backup is made while a round collects; a coordinator restored from it goes on with its silos, and repeats nothing that may not be."""
+"""A backup is made while a round collects; a coordinator restored from it goes on with its silos, and repeats nothing
+that may not be."""
 
 import asyncio
 import shutil
@@ -306,7 +307,8 @@ async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story
 
 
 def test_a_revocation_that_was_refused_shuts_out_nobody_and_stops_no_restore(story: Story, tmp_path: Path) -> None:
-    """A command is in the log before anybody looks at what it names: a slip of the hand, or of an operator who means ill."""
+    """A command is in the log before anybody looks at what it names: a slip of the hand, or of an operator who means
+    ill."""
     log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
     shutil.copytree(story.lost.audit, log)
     writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)
@@ -355,7 +357,8 @@ def test_tables_that_are_not_those_that_it_names_are_refused(story: Story, tmp_p
 
 
 async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:
-    """Entries behind the last seal could be anybody's who can write to the copy of the log: they shut out, and let in nobody."""
+    """Entries behind the last seal could be anybody's who can write to the copy of the log: they shut out, and let in
+    nobody."""
     log, keys = tmp_path / "log", Coordinator.load(story.lost).keys
     shutil.copytree(story.lost.audit, log)
     writer = AuditLog(log, writer=read_log(log).writer, key=keys.identity, clock=time.time)

@@ -1,4 +1,5 @@
-"""Bad input to the two commands: one line that names thing, value and remedy, the documented exit code, nothing harmed."""
+"""Bad input to the two commands: one line that names thing, value and remedy, the documented exit code, nothing
+harmed."""
 
 import json
 import os
@@ -115,7 +116,8 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-# --- coordinator init, invite, --dir ------------------------------------------------------------------------------------
+# --- coordinator init, invite, --dir
+# ------------------------------------------------------------------------------------
 
 
 def test_init_into_a_folder_that_is_not_empty(tmp_path: Path) -> None:
@@ -215,7 +217,8 @@ HARMLESS = {
     "state/state.sqlite-shm",
     "keys/operator-pair.pem",
 }
-"""Opening the database and issuing the operator's certificate are not harm; what the database says is compared apart."""
+"""Opening the database and issuing the operator's certificate are not harm; what the database says is compared
+apart."""
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> set[str]:

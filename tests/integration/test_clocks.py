@@ -1,7 +1,8 @@
-"""Wall clocks that go wrong under a running coordinator and its agents, beyond certificates' lives, and are right again.
+"""Wall clocks that go wrong under a running coordinator and its agents, beyond certificates' lives, and are right
+again.
 
-Nobody starts anything anew, nobody is shut out afterwards, and what is wrong is said by name meanwhile. More of deadlines is in
-tests/unit/test_rounds_clock.py, the words that agents say in tests/unit/test_agent_grpc_client.py.
+Nobody starts anything anew, nobody is shut out afterwards, and what is wrong is said by name meanwhile. More of
+deadlines is in tests/unit/test_rounds_clock.py, the words that agents say in tests/unit/test_agent_grpc_client.py.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""What silos sent in a closed round is nowhere below the coordinator's folder any more: not in spools, spares, records, the database."""
+"""What silos sent in a closed round is nowhere below the coordinator's folder any more: not in spools, spares, records,
+the database."""
 
 import os
 

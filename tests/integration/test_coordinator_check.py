@@ -1,4 +1,5 @@
-"""`coordinator check` finds each misconfiguration of its table when that really is there, and nothing where all is well."""
+"""`coordinator check` finds each misconfiguration of its table when that really is there, and nothing where all is
+well."""
 
 import asyncio
 import json
@@ -80,7 +81,8 @@ def database(folder: CoordinatorFolder) -> Path:
     return folder.root / "state" / "state.sqlite"
 
 
-# --- each made to happen: a function that spoils the folder, and says what else of the ground is otherwise -----------------
+# --- each made to happen: a function that spoils the folder, and says what else of the ground is otherwise
+# -----------------
 
 Spoil = Callable[[CoordinatorFolder, pytest.MonkeyPatch], dict[str, Any] | None]
 SPOILS: dict[Mistake, list[Spoil]] = {}
@@ -382,7 +384,8 @@ def test_port_that_users_may_not_have(folder: CoordinatorFolder) -> None:
     assert found(preflight(ground_of(folder))) == [("ports", "port-privileged")]
 
 
-# --- beside a running coordinator -----------------------------------------------------------------------------------------
+# --- beside a running coordinator
+# -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -430,7 +433,8 @@ def test_a_folder_whose_address_another_federation_answers_at(folder: Coordinato
         assert found(check(**of_this_one)) == [("process", "folder-held")]
 
 
-# --- the command ------------------------------------------------------------------------------------------------------------
+# --- the command
+# ------------------------------------------------------------------------------------------------------------
 
 
 def contents(folder: CoordinatorFolder) -> dict[str, tuple[int, bytes]]:

@@ -1,4 +1,5 @@
-"""`coordinator watch` as people have it: on a terminal, in a pipe, from another host; while the coordinator goes and comes back."""
+"""`coordinator watch` as people have it: on a terminal, in a pipe, from another host; while the coordinator goes and
+comes back."""
 
 import asyncio
 import os

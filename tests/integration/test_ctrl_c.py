@@ -1,6 +1,7 @@
 """What Ctrl-C does is each program's choice, wherever it was started: in a terminal, a script, cron or CI.
 
-The others that run for long are pressed Ctrl-C in their own tests: `silo-agent start`, `coordinator watch`, `lorica simulate` and `demo`.
+The others that run for long are pressed Ctrl-C in their own tests: `silo-agent start`, `coordinator watch`, `lorica
+simulate` and `demo`.
 """
 
 import io

@@ -1,4 +1,5 @@
-"""A full disk, really full: what is small goes on in place of the ballast, so that there is a way out that needs no other disk."""
+"""A full disk, really full: what is small goes on in place of the ballast, so that there is a way out that needs no
+other disk."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """Nobody gets in: one row for each false identity, each played against the real listeners of a real coordinator.
 
-What became of each is printed as a table at the end of the run. The modules test_attacks_on_identity, _enrolment and _access play
-these and their variants at length; here is the list that a security officer reads.
+What became of each is printed as a table at the end of the run. The modules test_attacks_on_identity, _enrolment and
+_access play these and their variants at length; here is the list that a security officer reads.
 """
 
 import asyncio

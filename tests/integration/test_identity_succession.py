@@ -121,7 +121,8 @@ def test_rotate_beside_a_running_agent_or_without_the_coordinator_changes_nothin
     done = run_command(silo_main, "identity", "rotate", "--dir", folder.root)
     done.is_refusal(Unreachable)
     assert folder.identity_key.read_bytes() == before
-    # The coordinator may have heard of it, for all that this silo knows: nothing is done under either key until it is settled.
+    # The coordinator may have heard of it, for all that this silo knows: nothing is done under either key until it is
+    # settled.
     listed = run_command(silo_main, "trust", "list", "--dir", folder.root)
     listed.is_refusal(StateError, "identity.next", "silo-agent start")
 
@@ -143,7 +144,8 @@ async def test_an_agent_that_starts_finishes_a_rotation_that_was_killed(
         assert (done.code, done.err) == (0, "")
 
     def start() -> None:
-        """Of a command that died half-way: there are no data, which the agent finds out once all that comes before is done."""
+        """Of a command that died half-way: there are no data, which the agent finds out once all that comes before is
+        done."""
         with dying(5, within=folder.root), pytest.raises(Killed):
             rotate()
         assert folder.next_identity_key.exists()
@@ -208,7 +210,8 @@ def nobody(_: SiloCredentials) -> None:
 async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
     at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write and the call is cut off in turn, before and after; the next run ends with one key, the enrolled one."""
+    """Every write and the call is cut off in turn, before and after; the next run ends with one key, the enrolled
+    one."""
     folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
     cut_off = 0
     for cut in range(40):
@@ -281,13 +284,15 @@ def test_rotate_while_an_attempt_is_journalled_here_is_refused(
     assert not folder.next_identity_key.exists()
 
 
-# --- who may not --------------------------------------------------------------------------------------------------------
+# --- who may not
+# --------------------------------------------------------------------------------------------------------
 
 
 async def test_attack_successions_that_one_of_both_keys_did_not_sign(
     at: RunningCoordinator, federation_template: FederationTemplate
 ) -> None:
-    """A stolen TLS key names a successor, somebody names a key that is another's, a statement is moved to another silo."""
+    """A stolen TLS key names a successor, somebody names a key that is another's, a statement is moved to another
+    silo."""
     credentials = federation_template.silos[HOSPITAL]
     bank = federation_template.silos[BANK]
     old, new, stranger = credentials.identity_key, new_identity_key(), new_identity_key()
@@ -374,7 +379,8 @@ def test_a_pin_follows_signed_steps_and_nothing_else(federation_template: Federa
     assert store.identities() == {BANK: third.public_key()}
 
 
-# --- peers, in real masked rounds ------------------------------------------------------------------------------------------
+# --- peers, in real masked rounds
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -385,7 +391,8 @@ def rogue_template(tmp_path_factory: pytest.TempPathFactory) -> FederationTempla
 async def test_peers_follow_a_silo_that_changed_its_key_between_two_masked_rounds(
     rogue_template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """In round 1 the change is refused, since the attempt knows the old key; round 2 is made by all, under the new one."""
+    """In round 1 the change is refused, since the attempt knows the old key; round 2 is made by all, under the new
+    one."""
     asked: list[LoricaError] = []
 
     async def attack(silo: PlayedSilo, key: RoundKey, message: Any) -> None:

@@ -77,7 +77,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> FederationTemplate:
 
 
 class Gradients:
-    """Stands for the gradients of each silo's sample, another one at each training; everything after them is the product's."""
+    """Stands for the gradients of each silo's sample, another one at each training; everything after them is the
+    product's."""
 
     def __init__(self, play: Play) -> None:
         self.plan, self.layout = play.bundle.plan, play.bundle.layout
@@ -176,7 +177,8 @@ async def test_steps_are_the_mean_gradient_and_noise_and_each_silo_has_paid_and_
 async def test_another_attempt_has_another_sample_and_is_paid_for_again(
     template: FederationTemplate, tmp_path: Path
 ) -> None:
-    """What was noised and sent in an attempt that came to nothing serves no further one: two sums would have one sample's noise twice."""
+    """What was noised and sent in an attempt that came to nothing serves no further one: two sums would have one
+    sample's noise twice."""
     held, let_go = asyncio.Event(), asyncio.Event()
 
     async def slow(silo: PlayedSilo, key: RoundKey, message: Any) -> None:

@@ -1,4 +1,5 @@
-"""By what the keys of a connection are agreed: a hybrid that holds against a quantum computer, and `silo-agent check` says so."""
+"""By what the keys of a connection are agreed: a hybrid that holds against a quantum computer, and `silo-agent check`
+says so."""
 
 import asyncio
 import ssl
@@ -32,7 +33,8 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def openssl(folder: Path, *, curve: str = "") -> AsyncIterator[str]:
-    """Address of a TLS server of Python's own library, which takes `curve` alone where one is named; certificates are the coordinator's."""
+    """Address of a TLS server of Python's own library, which takes `curve` alone where one is named; certificates are
+    the coordinator's."""
     file = folder / "server.pem"
     file.write_bytes(b"".join(NET.server_pair))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

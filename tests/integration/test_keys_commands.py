@@ -113,7 +113,8 @@ def told_in(reading: Reading) -> list[tuple[str, str]]:
 def test_every_command_that_touches_keys_is_in_the_log(
     folder: CoordinatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the coordinator is stopped, as while it runs: whoever copies the authority stands in what an auditor reads."""
+    """While the coordinator is stopped, as while it runs: whoever copies the authority stands in what an auditor
+    reads."""
     coordinator_key = Coordinator.load(folder).keys.identity.public_key()
     begun = len(told_in(read_log(folder.audit)))
     monkeypatch.setenv("LORICA_CA_PASSPHRASE", "a passphrase of the authority")

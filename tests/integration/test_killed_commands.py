@@ -1,4 +1,5 @@
-"""The commands of the operator, killed at each of their durable steps: the coordinator comes up, and the same command goes on.
+"""The commands of the operator, killed at each of their durable steps: the coordinator comes up, and the same command
+goes on.
 
 Every fifth step of each here, in turn with the others; LORICA_EVERY_KILL=1 takes them all (`make soak`).
 """

@@ -1,4 +1,5 @@
-"""Silo-level privacy without a trusted coordinator: a real coordinator and four real agents that noise before they mask."""
+"""Silo-level privacy without a trusted coordinator: a real coordinator and four real agents that noise before they
+mask."""
 
 import asyncio
 import math

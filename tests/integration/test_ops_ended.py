@@ -28,7 +28,8 @@ def processes_with(argument: str) -> set[int]:
 
 
 def test_a_soak_that_is_told_to_end_stops_its_federation(tmp_path: Path) -> None:
-    """SIGTERM is what a service manager or `timeout` sends, SIGHUP a terminal that is closed; the second hurries nobody."""
+    """SIGTERM is what a service manager or `timeout` sends, SIGHUP a terminal that is closed; the second hurries
+    nobody."""
     out = tmp_path / "soak"
     with (tmp_path / "log").open("wb") as log:
         soak = subprocess.Popen(

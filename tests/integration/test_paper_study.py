@@ -1,4 +1,5 @@
-"""ops/lorica/experiments/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and weights need change nothing."""
+"""ops/lorica/experiments/studies/paper.toml, run as it is on generated silos and a random model: whoever has data and
+weights need change nothing."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Differential privacy and secure aggregation together: a real coordinator, four agents with their own ledgers, one of them slow."""
+"""Differential privacy and secure aggregation together: a real coordinator, four agents with their own ledgers, one of
+them slow."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,5 @@
-"""What a stranger with the openssl command line, or with gRPC and no certificate, gets from a real coordinator's ports."""
+"""What a stranger with the openssl command line, or with gRPC and no certificate, gets from a real coordinator's
+ports."""
 
 import asyncio
 import shutil

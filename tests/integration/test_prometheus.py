@@ -1,10 +1,11 @@
-"""A real Prometheus scrapes a federation that runs: every panel has data, and every alert but two fires when its fault is caused.
+"""A real Prometheus scrapes a federation that runs: every panel has data, and every alert but two fires when its fault
+is caused.
 
-The alerts are those of ops/prometheus, QUICKER times shorter (tests/support/prometheus.py); thresholds are as they are. What is caused is
-real: rounds, private rounds, a learning rate far too high, a damaged file, a full disk, calls that are refused, certificates of one
-day, processes that are killed. promtool alone (test_alert_rules_in_promtool.py) shows LoricaScoreFalling, which needs a model that has
-learnt something, and LoricaAuthorityEndsSoon: an authority that is near its end has a successor long before. The panels of GPUs
-stay empty without one.
+The alerts are those of ops/prometheus, QUICKER times shorter (tests/support/prometheus.py); thresholds are as they are.
+What is caused is real: rounds, private rounds, a learning rate far too high, a damaged file, a full disk, calls that
+are refused, certificates of one day, processes that are killed. promtool alone (test_alert_rules_in_promtool.py) shows
+LoricaScoreFalling, which needs a model that has learnt something, and LoricaAuthorityEndsSoon: an authority that is
+near its end has a successor long before. The panels of GPUs stay empty without one.
 """
 
 import asyncio

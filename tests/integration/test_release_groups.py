@@ -272,7 +272,8 @@ async def test_a_proposal_promises_what_the_operator_says(silos: Silos) -> None:
 
 
 async def test_a_silo_that_asks_for_more_refuses_by_name_and_takes_what_promises_enough(silos: Silos) -> None:
-    """Those who signed what it refuses take their signatures back, and allow what asks for more than their policy does."""
+    """Those who signed what it refuses take their signatures back, and allow what asks for more than their policy
+    does."""
     silos.rules[NAMES[0]] = PolicyRules(colluders=1)
     await silos.begin(*NAMES)
     await propose(silos, NAMES)

@@ -1,4 +1,5 @@
-"""The rules that a silo had are not taken for none: a silo.toml that is gone, a link to nothing, a --config that was forgotten."""
+"""The rules that a silo had are not taken for none: a silo.toml that is gone, a link to nothing, a --config that was
+forgotten."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What was secret in a masked round is overwritten in memory when it is over: of a real coordinator and four real agents.
+"""What was secret in a masked round is overwritten in memory when it is over: of a real coordinator and four real
+agents.
 
 On disk: tests/crash/test_kill_masked.py. Of the protocol's machines alone: tests/unit/test_secagg_secrets.py.
 """
@@ -28,7 +29,8 @@ Playing = Callable[[Attack], AbstractAsyncContextManager[Play]]
 
 @dataclass(frozen=True)
 class Owned:
-    """The buffer of every secret that was made during a test, kept alive beyond the secret itself, and by whom it was made.
+    """The buffer of every secret that was made during a test, kept alive beyond the secret itself, and by whom it was
+    made.
 
     `earlier`: secrets that other tests left in this process.
     """
@@ -128,7 +130,8 @@ async def test_of_a_silo_that_was_restarted_in_the_middle(playing: Playing, owne
 
 
 async def test_of_an_attempt_whose_journal_was_damaged(playing: Playing, owned: Owned) -> None:
-    """The silo forfeits it, and erases what is left of it; the others' sum comes out, and the next round is everybody's."""
+    """The silo forfeits it, and erases what is left of it; the others' sum comes out, and the next round is
+    everybody's."""
     async with playing(honestly) as play:
         hospital = play.silos[HOSPITAL]
         await hangs(hospital, SharedKeys)

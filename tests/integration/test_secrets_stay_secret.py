@@ -1,8 +1,8 @@
 """Every secret that a federation has is looked for in all that it writes and says, as bytes, in hex and in base64.
 
-First a federation of real processes: masks, record-level privacy, encrypted keys, a database with a password, a proxy with one, at
-debug level. Then one in this process, where the secrets that never reach a disk (seeds of masks, shares, the roots of noise) are
-noted as they are made.
+First a federation of real processes: masks, record-level privacy, encrypted keys, a database with a password, a proxy
+with one, at debug level. Then one in this process, where the secrets that never reach a disk (seeds of masks, shares,
+the roots of noise) are noted as they are made.
 """
 
 import io
@@ -103,7 +103,8 @@ def key_secrets(name: str, path: Path) -> dict[str, bytes]:
     return {name: raw, **lines}
 
 
-# --- real processes -----------------------------------------------------------------------------------------------------------
+# --- real processes
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -170,8 +171,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             it.agent(silo, "enroll", tokens[silo])
             metrics = f'\n[metrics]\nlisten = "127.0.0.1:{ports[3]}"\n' if silo == SILOS[0] else ""
             (it.agent_folder(silo) / "silo.toml").write_text(
-                '[policy]\ntrust_on_first_use = true\nrequire_secure_aggregation = true\napproved_plans = "any"\nrequire_privacy = "record"\n'
-                f'max_epsilon = 20.0\nallow_execution = false\n[database]\nurl = "postgresql://reader:{DATABASE_PASSWORD}@127.0.0.1:9/none"\n{metrics}'
+                "[policy]\ntrust_on_first_use = true\nrequire_secure_aggregation = true\napproved_plans = "
+                '"any"\nrequire_privacy = "record"\n'
+                "max_epsilon = 20.0\nallow_execution = false\n[database]\nurl = "
+                f'"postgresql://reader:{DATABASE_PASSWORD}@127.0.0.1:9/none"\n{metrics}'
             )
             arguments = ["start", "--dir", str(it.agent_folder(silo)), "--data", str(root / "data" / silo)]
             processes.start(silo, "silo_agent.cli", [*arguments, "--log-level", "debug"], environment)
@@ -231,7 +234,8 @@ def test_the_processes_write_no_core_file(federation: Federation) -> None:
         assert line.split()[4:6] == ["0", "0"], name
 
 
-# --- in this process --------------------------------------------------------------------------------------------------------------
+# --- in this process
+# --------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_secure_aggregation_keeps_secret_is_in_no_log_and_no_file_afterwards(

@@ -1,4 +1,5 @@
-"""`silo-agent check` finds each misconfiguration of its table when that really is there, and nothing where all is well."""
+"""`silo-agent check` finds each misconfiguration of its table when that really is there, and nothing where all is
+well."""
 
 import json
 import socket
@@ -147,7 +148,8 @@ def makes(mistake: Mistake) -> Callable[[Spoil], Spoil]:
     return noted
 
 
-# --- files -------------------------------------------------------------------------------------------------------------------
+# --- files
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.NOT_ENROLLED)
@@ -209,7 +211,8 @@ def misspelt_key(case: Case) -> None:
     case.settings("[policy]\nmax_epoch = 3\n")
 
 
-# --- certificate and clock ---------------------------------------------------------------------------------------------------
+# --- certificate and clock
+# ---------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.CERTIFICATE_ENDING)
@@ -227,7 +230,8 @@ def record_of_tomorrow(case: Case) -> None:
     journal.close()
 
 
-# --- the coordinator ---------------------------------------------------------------------------------------------------------
+# --- the coordinator
+# ---------------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.PROXY)
@@ -247,7 +251,8 @@ def certificate_that_the_coordinator_does_not_take(case: Case) -> None:
     case.enrolled_anew(OTHER, trust=both)
 
 
-# --- plan, policy, budget ----------------------------------------------------------------------------------------------------
+# --- plan, policy, budget
+# ----------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.RECORD_DAMAGED)
@@ -385,7 +390,8 @@ def registry_of_shared_records_that_others_can_read(case: Case) -> None:
     case.settings(f'[policy]\nshared_budget = "{registry}"\n')
 
 
-# --- the machine -------------------------------------------------------------------------------------------------------------
+# --- the machine
+# -------------------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.MEMORY)
@@ -413,7 +419,8 @@ def metrics_on_the_port_of_another_process(case: Case) -> None:
     case.settings(f'[metrics]\nlisten = "127.0.0.1:{other.getsockname()[1]}"\n')
 
 
-# --- data and database -------------------------------------------------------------------------------------------------------
+# --- data and database
+# -------------------------------------------------------------------------------------------------------
 
 
 @makes(Mistake.DATA_MISSING)
@@ -531,7 +538,8 @@ async def test_which_walls_hold_the_sql_is_tried_and_a_missing_one_is_noticed(ca
     assert outcome is Outcome.PASSED
     assert (
         detail
-        == f"files by Landlock (version {landlock.version()}) and system calls by seccomp, each tried in a process of its own"
+        == f"files by Landlock (version {landlock.version()}) and system calls by seccomp, each tried in a process "
+        "of its own"
     )
     case.ground["walls"] = lambda: Walls(landlock=0, seccomp=True)
     (_, detail), notice = await told()

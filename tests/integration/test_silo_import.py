@@ -1,4 +1,5 @@
-"""`silo-agent import` as people use it: shown, asked, written whole or not at all, and then a folder that `silo-agent check` passes."""
+"""`silo-agent import` as people use it: shown, asked, written whole or not at all, and then a folder that `silo-agent
+check` passes."""
 
 import asyncio
 import gzip
@@ -211,7 +212,8 @@ def test_all_problems_of_all_files_are_told_in_one_run_and_nothing_is_written(tm
     assert done.err.splitlines() == [
         "train.csv is UTF-8 with a byte order mark, lines end in CRLF: it is written as UTF-8 with LF",
         "dev.csv: column 'query' is missing, the columns are 'id', 'question', 'sql': give --map query=sql",
-        "test.csv.gz: cannot be read (Compressed file ended before the end-of-stream marker was reached): correct or replace it",
+        "test.csv.gz: cannot be read (Compressed file ended before the end-of-stream marker was reached): correct "
+        "or replace it",
         "train.csv:3: not UTF-8: if Excel wrote the file, give --encoding cp1252 (byte 0xFC at column 5)",
         "train.csv:3: id stands twice: correct it, or give --new-ids ('1', first at train.csv:2)",
         "train.csv:4: question is empty",

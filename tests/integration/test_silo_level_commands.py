@@ -102,7 +102,8 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     assert releases.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
     assert releases.noise_key(b"x") == coordinator.releases.noise_key(b"x"), "one secret: no sum has two noises"
 
-    # From the same backup again, after a restoration that closed the plan: the ledger of that time does not open it again.
+    # From the same backup again, after a restoration that closed the plan: the ledger of that time does not open it
+    # again.
     for target, of, closes in (("again", "whole", False), ("doubt", "lost", True)):
         newest = CoordinatorFolder(tmp_path / of)
         given = ("--log", newest.audit, "--ledger", Coordinator.load(newest).releases.file.path)

@@ -1,4 +1,5 @@
-"""`lorica simulate`: the federation in one process gives the model of the federation over the network, to the last bit."""
+"""`lorica simulate`: the federation in one process gives the model of the federation over the network, to the last
+bit."""
 
 import gc
 import json

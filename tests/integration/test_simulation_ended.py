@@ -1,4 +1,5 @@
-"""How a simulation ends before its plan does: it says what stands in its way, waits for nothing that cannot come, and touches nobody else's folder."""
+"""How a simulation ends before its plan does: it says what stands in its way, waits for nothing that cannot come, and
+touches nobody else's folder."""
 
 import shutil
 from pathlib import Path

@@ -1,7 +1,7 @@
 """SQL that a model wrote, against a real PostgreSQL server: each attack by name, and after each an honest question.
 
-Two walls are tested apart: what a user meets (the first look and the refusal of volatile functions), and, with that first
-look taken away, what the cursor's grammar, the read-only transaction and the role stop by themselves.
+Two walls are tested apart: what a user meets (the first look and the refusal of volatile functions), and, with that
+first look taken away, what the cursor's grammar, the read-only transaction and the role stop by themselves.
 """
 
 import contextlib
@@ -37,8 +37,10 @@ PASSWORD = "s3cr/et@?#"  # every character that an URL would misread
 
 SETUP = (
     f"CREATE ROLE reader LOGIN PASSWORD '{PASSWORD}'",
-    "CREATE TABLE patient (id INTEGER PRIMARY KEY, name TEXT, born DATE, fee NUMERIC(8, 2), tags TEXT[], doc JSONB, picture BYTEA)",
-    "INSERT INTO patient VALUES (1, 'Ada', '2020-01-02', 2.50, '{a,b}', '{\"k\": 1}', '\\x00ff'), (2, 'Bo', NULL, 3, NULL, NULL, NULL)",
+    "CREATE TABLE patient (id INTEGER PRIMARY KEY, name TEXT, born DATE, fee NUMERIC(8, 2), tags TEXT[], doc JSONB, "
+    "picture BYTEA)",
+    "INSERT INTO patient VALUES (1, 'Ada', '2020-01-02', 2.50, '{a,b}', '{\"k\": 1}', '\\x00ff'), (2, 'Bo', NULL, "
+    "3, NULL, NULL, NULL)",
     "CREATE TABLE secret (word TEXT)",
     "INSERT INTO secret VALUES ('abracadabra')",
     "CREATE SEQUENCE counter",
@@ -365,7 +367,8 @@ def test_the_database_alone_stops(bare: PostgresqlSession, warm: Clinic, sql: st
 
 def test_nothing_of_a_statement_outlives_it(bare: PostgresqlSession, server: PostgresqlServer) -> None:
     bare.run(
-        "SELECT set_config('statement_timeout', '0', false), set_config('search_path', 'loot', false), pg_advisory_lock(7)"
+        "SELECT set_config('statement_timeout', '0', false), set_config('search_path', 'loot', false), "
+        "pg_advisory_lock(7)"
     )
     bare.run("SELECT lo_from_bytea(0, 'x')")
     with pytest.raises(UnsafeSql, match="limit seconds"):

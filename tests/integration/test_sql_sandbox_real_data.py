@@ -1,4 +1,5 @@
-"""The gold queries of the two silos that have a database, run in the sandbox: the counts that the data's README gives."""
+"""The gold queries of the two silos that have a database, run in the sandbox: the counts that the data's README
+gives."""
 
 import gzip
 import json

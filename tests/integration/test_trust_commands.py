@@ -111,7 +111,8 @@ def text_of(key: Any, name: SiloName = BANK) -> str:
     return key_text(silo_identity(FEDERATION, name), key.public_key())
 
 
-# --- trust -------------------------------------------------------------------------------------------------------------
+# --- trust
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_two_silos_pin_each_other_with_what_each_prints(tmp_path: Path) -> None:
@@ -241,7 +242,8 @@ def test_before_enrolment_every_command_says_so_and_leaves_nothing(tmp_path: Pat
     assert not empty.root.exists()
 
 
-# --- plan --------------------------------------------------------------------------------------------------------------
+# --- plan
+# --------------------------------------------------------------------------------------------------------------
 
 
 def rules(silo: SiloFolder, *lines: str) -> None:
@@ -449,7 +451,8 @@ def test_a_plan_of_a_size_is_approved_by_making_all_of_it_again(silo: SiloFolder
 def test_the_command_that_is_printed_for_a_plan_allows_it_wherever_it_is_printed(
     silo: SiloFolder, tmp_path: Path
 ) -> None:
-    """Of a model that people fetch, beside a plan that this silo masked under: `--model` and `--although` are both in it."""
+    """Of a model that people fetch, beside a plan that this silo masked under: `--model` and `--although` are both in
+    it."""
     model = random_model()
     bundle = bundle_of(
         model,
@@ -673,7 +676,8 @@ def test_commands_that_only_look_load_nothing_heavy(silo: SiloFolder) -> None:
         assert done.stderr.splitlines()[-1] == "[]", (arguments, done.stderr)
 
 
-# --- check -------------------------------------------------------------------------------------------------------------
+# --- check
+# -------------------------------------------------------------------------------------------------------------
 
 
 def pins_checked(silo: SiloFolder, **policy: object) -> Check:

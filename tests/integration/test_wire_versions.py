@@ -1,4 +1,5 @@
-"""Sides of another release: one minor version apart they work together, further apart one is told to be upgraded, and to what."""
+"""Sides of another release: one minor version apart they work together, further apart one is told to be upgraded, and
+to what."""
 
 import asyncio
 from collections.abc import AsyncIterator

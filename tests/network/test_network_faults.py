@@ -1,7 +1,8 @@
 """Five hospitals behind five bad lines, one round: it ends as if nothing had been wrong, and nothing is sent twice.
 
-Real processes, a vector of 30 MB, each silo on a host of its own. All the faults happen in one round, side by side, since
-it is the same minute that has to pass; each test below looks at one of them. No process is given a timeout of its own.
+Real processes, a vector of 30 MB, each silo on a host of its own. All the faults happen in one round, side by side,
+since it is the same minute that has to pass; each test below looks at one of them. No process is given a timeout of its
+own.
 """
 
 import os
@@ -64,7 +65,8 @@ class Round:
 
 
 def cables() -> dict[str, Cable]:
-    """`packet_bytes` 9000 on the lossy line: with small packets, TCP itself would take minutes for 30 MB at 1 % loss."""
+    """`packet_bytes` 9000 on the lossy line: with small packets, TCP itself would take minutes for 30 MB at 1 %
+    loss."""
     lines = {
         UPLOAD: Cable(bit_per_s=80e6),
         DOWNLOAD: Cable(bit_per_s=80e6),

@@ -1,4 +1,5 @@
-"""The quickstart's commands, typed as they stand, on two hosts that a cable joins. Its name and paths are those of the test."""
+"""The quickstart's commands, typed as they stand, on two hosts that a cable joins. Its name and paths are those of the
+test."""
 
 import json
 import os
@@ -37,7 +38,8 @@ pytestmark = [
 
 @dataclass(slots=True)
 class Typist:
-    """Types commands on the two hosts, each with its own home and its own `/srv`; `said` has each with what it printed."""
+    """Types commands on the two hosts, each with its own home and its own `/srv`; `said` has each with what it
+    printed."""
 
     root: Path
     hosts: dict[str, Host]

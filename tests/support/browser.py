@@ -96,7 +96,8 @@ class Browser:
         ]
 
     def complaints(self) -> list[str]:
-        """What the console has since this was called last: violations of the policy, errors of scripts, failed requests."""
+        """What the console has since this was called last: violations of the policy, errors of scripts, failed
+        requests."""
         return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
 

@@ -73,7 +73,8 @@ def forge(
 
 
 def forged(authority: Authority, *identities: Identity, **profile: object) -> tuple[bytes, bytes]:
-    """Key and certificate that `authority` signs for all these identities, valid now unless `profile` says otherwise."""
+    """Key and certificate that `authority` signs for all these identities, valid now unless `profile` says
+    otherwise."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     values: dict[str, object] = {"begin": now - timedelta(days=1), "end": now + timedelta(days=1), **profile}

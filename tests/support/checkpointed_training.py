@@ -2,9 +2,9 @@
 
     python -m tests.support.checkpointed_training FOLDER OPTIMIZER FAULT
 
-FAULT is none, `file-size:BYTES` (RLIMIT_FSIZE), or where the process sends itself SIGKILL: `step:N` right after optimizer
-step N of this process, `writing:N` when its checkpoint N is whole but not yet renamed, `trained` after the last epoch.
-One JSON record a line on stdout: each step's fraction, each notice, the update's summary.
+FAULT is none, `file-size:BYTES` (RLIMIT_FSIZE), or where the process sends itself SIGKILL: `step:N` right after
+optimizer step N of this process, `writing:N` when its checkpoint N is whole but not yet renamed, `trained` after the
+last epoch. One JSON record a line on stdout: each step's fraction, each notice, the update's summary.
 """
 
 import json

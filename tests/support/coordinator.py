@@ -96,7 +96,8 @@ def choose_ports(folder: CoordinatorFolder, federation: FederationName = FEDERAT
 
 
 def contents_of(root: Path) -> dict[str, str]:
-    """Every file below `root` with the digest of its content, but for locks and ballast: to see that nothing was harmed."""
+    """Every file below `root` with the digest of its content, but for locks and ballast: to see that nothing was
+    harmed."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))

@@ -1,4 +1,5 @@
-"""Where the tools are that look at ops/compose and ops/helm: in the environment of `make deployment-tools`, else on the path."""
+"""Where the tools are that look at ops/compose and ops/helm: in the environment of `make deployment-tools`, else on the
+path."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Masked rounds of a small model in memory, with the evidence that an honest coordinator gives of them, and ways to lie in it.
+"""Masked rounds of a small model in memory, with the evidence that an honest coordinator gives of them, and ways to lie
+in it.
 
 Vectors are whole here: the step is made once over all elements, where a check makes it chunk by chunk.
 """
@@ -228,7 +229,8 @@ class Rounds:
         known: Mapping[SiloName, Ed25519PublicKey] | None = None,
         **terms_: Any,
     ) -> Made:
-        """Round `number`: its sum, its step, its evidence. `known`: other keys than silos sign with, by which the coordinator knows them."""
+        """Round `number`: its sum, its step, its evidence. `known`: other keys than silos sign with, by which the
+        coordinator knows them."""
         names = silo_names(self.silos)
         link = alone(silo_names(64), colluders=terms_.get("colluders", 0))
         before, rule = self.vectors, self.rule

@@ -1,12 +1,14 @@
-"""All that a hostile coordinator can bring one silo to, state by state, by breadth first, against the real silo machine.
+"""All that a hostile coordinator can bring one silo to, state by state, by breadth first, against the real silo
+machine.
 
-The coordinator holds everything that silos ever sent in some rounds of some plans: each attempt's rosters, deliveries, survivor sets
-and unmask requests, with others that do not fit. At each step it delivers any of these, of any attempt, or ends one; the
-silo's process dies after any effect of a step, or at rest, and starts again from memory and journal; in a world with
-snapshots, what lay on its disk at one time is put back later. All are taken from each state that was reached, and two states are
-one if memory, journal and what the coordinator learnt are the same.
+The coordinator holds everything that silos ever sent in some rounds of some plans: each attempt's rosters, deliveries,
+survivor sets and unmask requests, with others that do not fit. At each step it delivers any of these, of any attempt,
+or ends one; the silo's process dies after any effect of a step, or at rest, and starts again from memory and journal;
+in a world with snapshots, what lay on its disk at one time is put back later. All are taken from each state that was
+reached, and two states are one if memory, journal and what the coordinator learnt are the same.
 
-Roots and encapsulations are the same whenever an attempt is opened. The coordinator gains by that: what it kept still fits.
+Roots and encapsulations are the same whenever an attempt is opened. The coordinator gains by that: what it kept still
+fits.
 """
 
 from collections import Counter, deque
@@ -69,8 +71,8 @@ Fact = tuple[
 class Pool:
     """Everything that the coordinator can deliver, by label, and of which attempt each roster is.
 
-    `size` is "full"; "lean": one roster and one delivery of each attempt, all sets and requests of three; or "bare": two sets, a
-    request for each.
+    `size` is "full"; "lean": one roster and one delivery of each attempt, all sets and requests of three; or "bare":
+    two sets, a request for each.
     """
 
     plans: int
@@ -239,7 +241,8 @@ Check = Callable[["Exploration", Reached], str | None]
 class Exploration:
     """`restores`: how often the snapshot may be put back. `honest_peers`: each of them signs one set of an attempt.
 
-    `watched` is a plan and a round of which all that the coordinator learns is kept; None: all. Every rule is of one round."""
+    `watched` is a plan and a round of which all that the coordinator learns is kept; None: all. Every rule is of one
+    round."""
 
     pool: Pool
     restores: int = 0
@@ -391,7 +394,8 @@ class Exploration:
     # ---- all of it --------------------------------------------------------------------------------------------------
 
     def run(self, check: Check, most: int = 10**7) -> "Exploration":
-        """Until nothing new comes. Raises Broken with the shortest way to a state in which `check` finds something wrong."""
+        """Until nothing new comes. Raises Broken with the shortest way to a state in which `check` finds something
+        wrong."""
         start, _ = self.restart(SiloMemory(), ())
         first = Reached(start, frozenset())
         self.seen[first.key] = (None, ("start",))
@@ -467,7 +471,8 @@ def told_too_much(exploration: Exploration, at: Reached) -> str | None:
 
 
 def _forgotten(at: Reached) -> str | None:
-    """What process and disk remember is one thing, but for `answered` where the silo died before it revealed anything."""
+    """What process and disk remember is one thing, but for `answered` where the silo died before it revealed
+    anything."""
     for held in (*at.node.memory.plans, *at.node.state.memory.plans):
         live, durable = at.node.state.memory.of(held.plan), at.node.memory.of(held.plan)
         if live is None or durable is None or replace(live, answered=durable.answered) != durable:

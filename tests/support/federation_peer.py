@@ -191,7 +191,8 @@ class _Keeping(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc's type
 
 
 class Lost(Enum):
-    """Where the line is cut while a word is under way: before the coordinator has it, or before the agent knows that it has."""
+    """Where the line is cut while a word is under way: before the coordinator has it, or before the agent knows that it
+    has."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -560,7 +561,8 @@ async def abort(context: Any, error: LoricaError) -> NoReturn:
 
 
 class EnrolmentPeer(enrolment_pb2_grpc.EnrolmentServicer):
-    """The enrolment listener: `async with EnrolmentPeer(net) as peer`. `requests` holds every secret that reached it."""
+    """The enrolment listener: `async with EnrolmentPeer(net) as peer`. `requests` holds every secret that reached
+    it."""
 
     def __init__(self, net: TestNet, *, address: str = "127.0.0.1:1") -> None:
         self._net = net

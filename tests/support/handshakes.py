@@ -1,4 +1,5 @@
-"""A listener whose certificate changes while strangers shake hands with it from many sides: `python -m tests.support.handshakes`.
+"""A listener whose certificate changes while strangers shake hands with it from many sides: `python -m
+tests.support.handshakes`.
 
 In a process of its own, since what it looks for kills one. Prints how many handshakes came to their end.
 """

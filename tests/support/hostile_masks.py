@@ -1,8 +1,9 @@
 """A coordinator that turns hostile in a masked round, over real gRPC and mutual TLS, against real agents.
 
-`HostileCoordinator` drives the honest machine of secure aggregation (`play`) until a test says something else to one silo
-(`ask`). The agents are whole but for training: a delta is drawn from the names of silo and model, so that a silo trained
-twice from one model has one delta, which is the worst case for two sums. It is masked by the product's own code.
+`HostileCoordinator` drives the honest machine of secure aggregation (`play`) until a test says something else to one
+silo (`ask`). The agents are whole but for training: a delta is drawn from the names of silo and model, so that a silo
+trained twice from one model has one delta, which is the worst case for two sums. It is masked by the product's own
+code.
 
 Whatever a test plays, `attacked` looks at its end that no silo showed more than one sum of a round allows.
 """
@@ -618,10 +619,11 @@ async def attacked(
     groups: Sequence[Sequence[SiloName]] | None = None,
     verify: Mode = "off",
 ) -> AsyncIterator[HostileCoordinator]:
-    """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins theirs.
+    """Agents that run, with nothing ordered yet. Silos pin each other's keys, and phantoms everybody's: nobody pins
+    theirs.
 
-    Under a plan with masks they hold `groups`, by default each silo for itself, as their people may allow. The models of later rounds come of no sum, so
-    that agents that `verify` them refuse them.
+    Under a plan with masks they hold `groups`, by default each silo for itself, as their people may allow. The models
+    of later rounds come of no sum, so that agents that `verify` them refuse them.
     """
     async with FederationPeer(net) as peer:
         credentials = {name: net.credentials(peer.address, name) for name in (*silos, *phantoms)}

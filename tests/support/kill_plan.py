@@ -1,11 +1,11 @@
 """The plan that the kill tests run, and who dies where in it.
 
-Models and updates travel in bfloat16, which has more to lose than float32; tests/crash/test_full_disks_and_damage.py and
-`make soak` run the same path in float32.
+Models and updates travel in bfloat16, which has more to lose than float32; tests/crash/test_full_disks_and_damage.py
+and `make soak` run the same path in float32.
 
-A model is made in each round and scored in rounds 0, 4, 8, 12, 16 and 18; a silo has its model already in the round after
-a score, so downloads are cut in others. A kill without a round comes wherever its process comes to the point after the
-kill before it: a start that is killed again.
+A model is made in each round and scored in rounds 0, 4, 8, 12, 16 and 18; a silo has its model already in the round
+after a score, so downloads are cut in others. A kill without a round comes wherever its process comes to the point
+after the kill before it: a start that is killed again.
 """
 
 from lorica.soak.federation import COORDINATOR, Shape

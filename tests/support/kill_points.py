@@ -18,7 +18,8 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """`where` is `module:name` or `module:Class.name`; `only` looks at the call's positional arguments, `self` included.
+    """`where` is `module:name` or `module:Class.name`; `only` looks at the call's positional arguments, `self`
+    included.
 
     `of_closed`: its round is the one that was closed last, not the one under way.
     """

@@ -1,4 +1,5 @@
-"""A plan driven to its end while its processes are killed as planned: each incarnation of a process has one kill before it.
+"""A plan driven to its end while its processes are killed as planned: each incarnation of a process has one kill before
+it.
 
 After each death, and before the same command is given again, the dead process's folder is looked at: what it had made
 durable says where it really died.
@@ -99,7 +100,8 @@ class KillRun:
 
 
 def check_the_round(number: int | None, run: KillRun, undisturbed: KillRun) -> None:
-    """The round of a kill (all, where it was none) has one attempt, every silo's update in it once, and the same model."""
+    """The round of a kill (all, where it was none) has one attempt, every silo's update in it once, and the same
+    model."""
     only = range(run.result.rounds[-1].round + 1) if number is None else (number,)
     for one in only:
         (row,) = [row for row in run.result.rounds if row.round == one]
@@ -121,7 +123,8 @@ def check_work_was_done_once(run: KillRun) -> None:
 
 
 class Executioner:
-    """Starts the processes of `federation`, each with its next kill before it; `at_death` may spoil something in between."""
+    """Starts the processes of `federation`, each with its next kill before it; `at_death` may spoil something in
+    between."""
 
     def __init__(
         self,
@@ -184,7 +187,8 @@ class Executioner:
         self._federation.processes.start(process, "tests.support.killed_process", [*wrapper, "--", *arguments])
 
     def until(self, reached: Callable[[], bool]) -> None:
-        """Bury who was killed as planned and start it again, until `reached`; any other end of a process is an error."""
+        """Bury who was killed as planned and start it again, until `reached`; any other end of a process is an
+        error."""
         deadline = time.monotonic() + LONGEST_S
         while not self._buried() or not reached():
             assert not self._given_up, "nobody waits for this run any longer"

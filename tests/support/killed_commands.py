@@ -1,8 +1,8 @@
 """A command that is killed at each of its durable steps in turn, in the test's own process.
 
-A step changes a name on the disk, or commits a transaction. The command dies just before one of them. From then on none of
-its steps reaches the disk, not even those of its `finally` blocks: what is left is what kill -9 leaves. Bytes that a page cache would
-lose with the power are not: that is for files.replace and its fsync, and not for these tests.
+A step changes a name on the disk, or commits a transaction. The command dies just before one of them. From then on none
+of its steps reaches the disk, not even those of its `finally` blocks: what is left is what kill -9 leaves. Bytes that a
+page cache would lose with the power are not: that is for files.replace and its fsync, and not for these tests.
 """
 
 import os
@@ -25,7 +25,8 @@ class Killed(BaseException):
 
 
 class Steps:
-    """What a command did so far below `within`; it dies before step `at`, never for None. What others do elsewhere is not counted."""
+    """What a command did so far below `within`; it dies before step `at`, never for None. What others do elsewhere is
+    not counted."""
 
     def __init__(self, within: Path, at: int | None = None) -> None:
         self._within, self._at = within, at
@@ -64,9 +65,11 @@ def dying(at: int | None, *, within: Path) -> Iterator[Steps]:
 def each_death(
     command: Callable[[], object], *, before: Callable[[], None], within: Path, first: int = 0, every: int = 1
 ) -> Iterator[str]:
-    """For each durable step of `command` below `within`: `before()`, then the command up to there; the step, for the test to look.
+    """For each durable step of `command` below `within`: `before()`, then the command up to there; the step, for the
+    test to look.
 
-    `every` takes every so many of them, from `first` on. Ends after the run in which the command came to its end, which is given as "".
+    `every` takes every so many of them, from `first` on. Ends after the run in which the command came to its end, which
+    is given as "".
     """
     for at in count(first, every):
         assert at < MOST_STEPS, "the command never comes to its end"

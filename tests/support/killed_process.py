@@ -2,9 +2,9 @@
 
     python -m tests.support.killed_process coordinator --at round-opened --round 3 --note FILE -- serve --dir DIR
 
-SIGKILL, so nothing of the program runs after it: no handler, no `finally`, no flush. `--nth` counts the calls that fit the
-point; `--round` counts those of that round alone. FILE gets a line of JSON just before the end, so that a test can tell
-this death from any other. Without `--at` it lives on. With `--draws` what secure aggregation draws is repeatable
+SIGKILL, so nothing of the program runs after it: no handler, no `finally`, no flush. `--nth` counts the calls that fit
+the point; `--round` counts those of that round alone. FILE gets a line of JSON just before the end, so that a test can
+tell this death from any other. Without `--at` it lives on. With `--draws` what secure aggregation draws is repeatable
 (repeatable_draws.py), and the process is known by the name of its note. With `--eager` an agent hardly waits before it
 tries again to reach the coordinator: a run of many kills is as long as these waits.
 """

@@ -1,13 +1,15 @@
-"""A hostile coordinator that chooses everything it may choose, against real silo machines and real chains of release groups.
+"""A hostile coordinator that chooses everything it may choose, against real silo machines and real chains of release
+groups.
 
-It picks plans, rounds, attempt numbers, models, cohorts, partitions and to whom they are shown, survivor sets (another one for each silo,
-if it likes), who is lost, and when honest silos restart. Colluding silos sign what it wants; people approve each partition
-that makes no atom too small and promises no less than before. Silos come later and leave. In a mixed world policies differ, and what a
-silo's own policy says must hold for it, whatever the others' say. It collects each sum that comes out as a vector over the silos alone: a silo's delta is taken to be
-the same in all rounds, plans and models, which is the worst case.
+It picks plans, rounds, attempt numbers, models, cohorts, partitions and to whom they are shown, survivor sets (another
+one for each silo, if it likes), who is lost, and when honest silos restart. Colluding silos sign what it wants; people
+approve each partition that makes no atom too small and promises no less than before. Silos come later and leave. In a
+mixed world policies differ, and what a silo's own policy says must hold for it, whatever the others' say. It collects
+each sum that comes out as a vector over the silos alone: a silo's delta is taken to be the same in all rounds, plans
+and models, which is the worst case.
 
-`least_support` then says, by rank, of how few honest silos some combination of those sums is: whoever collected them knows
-the colluders' parts, and can subtract one sum from another.
+`least_support` then says, by rank, of how few honest silos some combination of those sums is: whoever collected them
+knows the colluders' parts, and can subtract one sum from another.
 """
 
 import random
@@ -201,7 +203,8 @@ class World:
                 self.show(name, GroupsOffer(links=(*path, known), proposed=None, identities=()))
 
     def any_link(self) -> Link:
-        """A new one: of any partition, mostly after what some silo holds, and often with a group of those who hold just that."""
+        """A new one: of any partition, mostly after what some silo holds, and often with a group of those who hold just
+        that."""
         draw = self.draw
         known = self.held if self.held and draw.random() < 0.8 else [one.link for one in self.links]
         before = draw.choice(known) if known and draw.random() < 0.9 else None
@@ -417,14 +420,16 @@ class World:
 
     @property
     def least_support(self) -> int | None:
-        """The fewest honest silos that some combination of the sums is of, where one of them is strict; None: there is no sum."""
+        """The fewest honest silos that some combination of the sums is of, where one of them is strict; None: there is
+        no sum."""
         return least_support(self.sums, self.honest, self.strict)
 
 
 def least_support(
     sums: Iterable[frozenset[SiloName]], honest: Sequence[SiloName], with_one_of: Sequence[SiloName] | None = None
 ) -> int | None:
-    """By rank: a combination is of `silos`, `name` among them, alone if and only if `name`'s column adds a dimension to all others'."""
+    """By rank: a combination is of `silos`, `name` among them, alone if and only if `name`'s column adds a dimension to
+    all others'."""
     rows = np.array([[float(name in one) for name in honest] for one in sums])
     wanted = range(len(honest)) if with_one_of is None else [honest.index(name) for name in with_one_of]
     if not rows.size or not rows[:, list(wanted)].any():

@@ -1,4 +1,5 @@
-"""A masked plan under kills, and what is left of its secrets: looked for in every file of the dead, and of all at the end."""
+"""A masked plan under kills, and what is left of its secrets: looked for in every file of the dead, and of all at the
+end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

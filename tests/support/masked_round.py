@@ -99,7 +99,8 @@ def kept(path: Path, delta: Vector, chunk_bytes: int = 1 << 20) -> KeptDelta:
 def summed(
     section: AggregationSection, sizes: Sequence[int], delta: Vector, its: TrainingSummary
 ) -> tuple[Vector, float]:
-    """What a sum has of a delta whose tensors have `sizes`: the delta as it is encoded, clipped and within its ranges, and its weight."""
+    """What a sum has of a delta whose tensors have `sizes`: the delta as it is encoded, clipped and within its ranges,
+    and its weight."""
     layout = Layout("float32", tuple(TensorSpec(f"{index:04}", (size,)) for index, size in enumerate(sizes)))
     encoder = Encoder(
         fixed_point=FixedPoint.of(cohort=3, ranges=plan_ranges(section, layout)),

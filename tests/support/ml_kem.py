@@ -1,4 +1,5 @@
-"""ML-KEM-768's encapsulation as FIPS 203 writes it, with its 32 random bytes given: for vectors that come out the same each time.
+"""ML-KEM-768's encapsulation as FIPS 203 writes it, with its 32 random bytes given: for vectors that come out the same
+each time.
 
 Slow, and not of constant time: no secret that matters may come near it.
 """

@@ -1,8 +1,8 @@
 """Hosts of a test's own, joined by cables that can be slow, lossy, or cut.
 
 `Namespaces`: each host is a network namespace. A `Cable` is two TUN devices and a thread of this process that carries
-packets between them: what `tc netem` does, also on kernels that have no netem, and with a loss that comes from a seed. A
-cut cable swallows packets in both directions: no FIN, no RST, no ICMP, as when a VPN drops. Nothing leaves the
+packets between them: what `tc netem` does, also on kernels that have no netem, and with a loss that comes from a seed.
+A cut cable swallows packets in both directions: no FIN, no RST, no ICMP, as when a VPN drops. Nothing leaves the
 namespaces; all of them go when the network is left.
 
 `Proxies`, where this process may not make namespaces: every host is this one, and a cable is a CONNECT proxy that a cut
@@ -370,7 +370,8 @@ class Proxies:
         writer.close()
 
     async def _whole(self, cable: Cable) -> None:
-        """Until the cable is not, or no longer, cut: what it holds meanwhile comes late, where packets would be sent again."""
+        """Until the cable is not, or no longer, cut: what it holds meanwhile comes late, where packets would be sent
+        again."""
         while cable.broken.is_set():
             await asyncio.sleep(self._LOOK_S)
 

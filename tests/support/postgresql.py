@@ -46,7 +46,8 @@ def _binaries() -> Path:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
     pytest.skip(
-        "PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql): sandbox not tested against it"
+        "PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql): sandbox not "
+        "tested against it"
     )
 
 

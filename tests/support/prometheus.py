@@ -22,8 +22,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "ops" / "prometheus"
 RECORDING = "recording.rules.yml"
 LONGEST_S = 90.0
 QUICKER = 120
-"""By how much alerts are quicker here: `for`, ranges, and thresholds that are written as N * 60. Hours and days of certificates and
-disks stay as they are."""
+"""By how much alerts are quicker here: `for`, ranges, and thresholds that are written as N * 60. Hours and days of
+certificates and disks stay as they are."""
 _SPAN = re.compile(r"(?<![\w.])(\d+)([smh])\b")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -95,7 +95,8 @@ class Prometheus:
 
 @contextmanager
 def prometheus(root: Path, *, coordinator: str, silos: Mapping[str, str]) -> Iterator[Prometheus]:
-    """Scrapes twice a second what the configuration of ops/prometheus says, at these addresses, with alerts that are QUICKER."""
+    """Scrapes twice a second what the configuration of ops/prometheus says, at these addresses, with alerts that are
+    QUICKER."""
     program = found("prometheus")
     root.mkdir()
     configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())

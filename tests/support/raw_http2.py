@@ -1,7 +1,7 @@
 """HTTP/2 over mutual TLS by hand, for what no gRPC client would send: half a message, one byte at a time, silence.
 
-Blocking sockets and no thread: whoever holds a connection decides when it reads. Headers go as literals, without Huffman
-coding and without the dynamic table (RFC 7541 6.2.2), so nothing has to be remembered.
+Blocking sockets and no thread: whoever holds a connection decides when it reads. Headers go as literals, without
+Huffman coding and without the dynamic table (RFC 7541 6.2.2), so nothing has to be remembered.
 """
 
 import socket

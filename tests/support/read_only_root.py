@@ -1,7 +1,9 @@
-"""A command as a hardened container runs it: no root, no privilege to be had, and a root of its own that cannot be written to.
+"""A command as a hardened container runs it: no root, no privilege to be had, and a root of its own that cannot be
+written to.
 
-Mount namespace and chroot, so it takes root; what a container runtime adds beyond that (seccomp filters, cgroups) is not here. The root
-has this machine's /usr and /etc, what is asked for, an empty /tmp in memory, and one folder that stays: /var/lib/lorica.
+Mount namespace and chroot, so it takes root; what a container runtime adds beyond that (seccomp filters, cgroups) is
+not here. The root has this machine's /usr and /etc, what is asked for, an empty /tmp in memory, and one folder that
+stays: /var/lib/lorica.
 """
 
 import os
@@ -32,7 +34,8 @@ exec unshare --root "$root" setpriv --reuid 10001 --regid 10001 --clear-groups -
 
 
 def confined(words: Sequence[str | Path], *, root: Path, state: Path, readable: Sequence[Path]) -> list[str]:
-    """`words`, to be run so. `root` is an empty folder that it is built on; `state` becomes /var/lib/lorica; `readable` stay where they are."""
+    """`words`, to be run so. `root` is an empty folder that it is built on; `state` becomes /var/lib/lorica; `readable`
+    stay where they are."""
     if not state.exists():
         state.mkdir()
         os.chown(state, 0, UID)

@@ -33,7 +33,8 @@ def hold_groups(
     colluders: int = 0,
     others: Sequence[SiloCredentials] = (),
 ) -> SignedLink:
-    """Every silo's people have approved these groups, by default each silo for itself, and all hold them. Peers are pinned before.
+    """Every silo's people have approved these groups, by default each silo for itself, and all hold them. Peers are
+    pinned before.
 
     `others` are in the groups, and sign them, and hold none.
     """

@@ -1,8 +1,9 @@
 """What secure aggregation draws in a process of a test: the same in each run of a plan, and known to the test.
 
-An attempt's id, and each silo's root of it, are digests of their names and of how often they were drawn before, by whichever
-process: a silo that drew anew where it should have gone on with its first root would mask and round differently. All bytes
-that become a `Secret` are written down with their round, so that a test can look for them where they must not be any more.
+An attempt's id, and each silo's root of it, are digests of their names and of how often they were drawn before, by
+whichever process: a silo that drew anew where it should have gone on with its first root would mask and round
+differently. All bytes that become a `Secret` are written down with their round, so that a test can look for them where
+they must not be any more.
 
     FOLDER/draws/<who>-<round>-<attempt>    a byte for each draw
     FOLDER/secrets/<process>                lines of round and bytes, in hexadecimal

@@ -10,7 +10,8 @@ from silo_wire.codecs.secure_journals_codec import coordinator_event_to_bytes
 
 
 def but_revealed(folder: Path, found: Mapping[str, set[bytes]], federation: str) -> Mapping[str, set[bytes]]:
-    """`found`, by file below `folder`, without what is in evidence because it was revealed in the round that the evidence is of."""
+    """`found`, by file below `folder`, without what is in evidence because it was revealed in the round that the
+    evidence is of."""
     left: dict[str, set[bytes]] = {}
     for name, secrets in found.items():
         path = folder / name

@@ -1,9 +1,11 @@
 """A real coordinator and four silos of which one is malicious, in masked rounds over real gRPC and mutual TLS.
 
-All four are agents, whole but for training: a delta is drawn from the names of silo and round. The rogue's differs in what it
-sends: a test gives it an `Attack`, which is handed each answer that an honest agent would send now, and sends what it likes.
+All four are agents, whole but for training: a delta is drawn from the names of silo and round. The rogue's differs in
+what it sends: a test gives it an `Attack`, which is handed each answer that an honest agent would send now, and sends
+what it likes.
 
-A test waits for the round machine's state (`until`), never for time: where a deadline must pass, it lets it (`deadline`).
+A test waits for the round machine's state (`until`), never for time: where a deadline must pass, it lets it
+(`deadline`).
 """
 
 import asyncio
@@ -168,7 +170,8 @@ class DrawingTrainer:
 
 
 class Client(GrpcCoordinator):
-    """The agent's own client. Answers of secure aggregation pass through the silo's attack, uploads in the clear do, too."""
+    """The agent's own client. Answers of secure aggregation pass through the silo's attack, uploads in the clear do,
+    too."""
 
     silo: "PlayedSilo"
 
@@ -252,7 +255,8 @@ async def honestly(silo: "PlayedSilo", key: RoundKey, message: Any) -> None:
 
 @dataclass
 class FirstVectorHangs:
-    """An Attack: its first masked vector of round 1 never gets there. `digests` has those of all that it sends in that round."""
+    """An Attack: its first masked vector of round 1 never gets there. `digests` has those of all that it sends in that
+    round."""
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     digests: list[bytes] = field(default_factory=list)
@@ -596,8 +600,9 @@ class Play:
 
 
 def make_rogue_template(root: Path) -> FederationTemplate:
-    """Four enrolled silos and plans of two rounds of a micro T5: a masked one, a plain one, one that is masked and noised, which step by
-    the mean delta, a masked one of adapters that are handed out in bfloat16 and step with momentum, and such a one of three rounds.
+    """Four enrolled silos and plans of two rounds of a micro T5: a masked one, a plain one, one that is masked and
+    noised, which step by the mean delta, a masked one of adapters that are handed out in bfloat16 and step with
+    momentum, and such a one of three rounds.
     """
     folder = initialise(root)
     values = {
@@ -671,8 +676,8 @@ async def played(
 ) -> AsyncIterator[Play]:
     """The federation at work, its rogue with this attack. An attack that fails by itself fails the test.
 
-    `before` is done to the coordinator before any agent begins, `prepared` to the silos; agents check round models as `verify` says, and
-    have `rules` for their policy.
+    `before` is done to the coordinator before any agent begins, `prepared` to the silos; agents check round models as
+    `verify` says, and have `rules` for their policy.
     """
     failures: list[BaseException] = []
 

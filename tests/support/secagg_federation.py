@@ -1,4 +1,5 @@
-"""A federation of real silo machines and a real coordinator machine, joined by a queue that a test may order, drop and alter.
+"""A federation of real silo machines and a real coordinator machine, joined by a queue that a test may order, drop and
+alter.
 
 All randomness is expanded from a text, so that a run can be repeated byte for byte.
 """
@@ -81,7 +82,8 @@ def alone(names: Iterable[SiloName], *, colluders: int = 0) -> Link:
 
 
 ALONE = alone(silo_names(64))
-"""Every silo is a group of its own, as people may allow: what the rest of the protocol keeps is seen without what groups keep."""
+"""Every silo is a group of its own, as people may allow: what the rest of the protocol keeps is seen without what
+groups keep."""
 
 
 def party(name: SiloName, peers: Iterable[SiloName], **more: Any) -> silo_party.Party:
@@ -163,7 +165,8 @@ def _encapsulated(dealer: SiloName, public: bytes) -> tuple[bytes, bytes]:
 
 
 def encapsulate_of(dealer: SiloName) -> key_agreement.Encapsulate:
-    """To each key the same throughout a run of the tests, so that an attempt can be repeated; by each dealer another."""
+    """To each key the same throughout a run of the tests, so that an attempt can be repeated; by each dealer
+    another."""
 
     def encapsulate(public: bytes) -> key_agreement.Encapsulation:
         secret, ciphertext = _encapsulated(dealer, public)
@@ -314,7 +317,8 @@ class Federation:
         until: str = "",
         order: Callable[[int], int] = lambda waiting: 0,
     ) -> "Federation":
-        """Until the attempt is over, or the coordinator's phase is `until`; `drops` says in which phase who falls silent."""
+        """Until the attempt is over, or the coordinator's phase is `until`; `drops` says in which phase who falls
+        silent."""
         if isinstance(self.coordinator, coordinator_states.Idle):
             self.begin()
         silent = drops or {}

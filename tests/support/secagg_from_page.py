@@ -1,7 +1,7 @@
 """Secure aggregation, written from ops/docs/secure-aggregation.md alone by somebody who had not read the code.
 
-Messages are plain dicts with a "type". Where the page left a guess and now has a sentence, the guess was brought in line: when a phase
-ends with too few, and answers for another roster.
+Messages are plain dicts with a "type". Where the page left a guess and now has a sentence, the guess was brought in
+line: when a phase ends with too few, and answers for another roster.
 """
 
 import json
@@ -102,7 +102,8 @@ def _small_order():
     """y of the points of small order: 0, 1, -1 and the two of order 8 (any sign bit, any encoding)."""
     d = -121665 * pow(121666, -1, P25519) % P25519
     ys = {0, 1, P25519 - 1}
-    # order 8: y^2 = x^-2 ... doubled gives y=0: 1 + d y^4 - ... use x^2 = -y^2 => -x^2+y^2 = 1+d x^2 y^2 with x^2=-y^2: 2y^2 = 1 - d y^4
+    # order 8: y^2 = x^-2 ... doubled gives y=0: 1 + d y^4 - ... use x^2 = -y^2 => -x^2+y^2 = 1+d x^2 y^2 with x^2=-y^2:
+    # 2y^2 = 1 - d y^4
     disc = (4 + 4 * d) % P25519  # d Y^2 + 2Y - 1 = 0, Y = y^2
 
     def root(a):
@@ -622,7 +623,8 @@ def mean(fp, total):
 # ---------------------------------------------------------------- the silo
 class Silo:
     def __init__(self, name, key, pins, link, terms, announced=(), seen=None):
-        """pins: name -> identity key; link: the one held; terms: what the plan promised and the policy asks (as Terms)."""
+        """pins: name -> identity key; link: the one held; terms: what the plan promised and the policy asks (as
+        Terms)."""
         self.name, self.key, self.pins, self.link, self.terms = name, key, pins, link, terms
         self.announced, self.seen = list(announced), dict(seen or {})
         self.taken, self.revealed, self.models = {}, set(), {}
@@ -1294,7 +1296,8 @@ def server_step(o, x, slots, mean_delta, t):
 
 def make_chunk(fp, o, i, chunk_bytes, masked, masks, tail_word0, master, slots, steps, nominal=None):
     """Chunk i of master and slots, from chunk i of the survivors' masked vectors, of the master and the slots before.
-    masks: (added, subtracted) that come off the sum; tail_word0: word 0 of the tail of the sum, as signed evidence has it."""
+    masks: (added, subtracted) that come off the sum; tail_word0: word 0 of the tail of the sum, as signed evidence has
+    it."""
     per = chunk_bytes // 4
     at = per * i
     n = coordinates(fp["ranges"])

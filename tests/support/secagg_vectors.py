@@ -5,9 +5,9 @@ tests/vectors/secure_aggregation/exchange.json     one attempt of four silos, of
                                                    tampered events, with the outcome expected of each
 tests/vectors/secure_aggregation/sums.json, rounds.json     see secagg_round_vectors
 
-In the files, bytes are {"hex": ...}, secrets {"secret": ...}, a dataclass is its fields and its "type". A `Journal` effect
-repeats the event and is written without it. Everything random is expanded from texts, so the files come out byte for byte
-the same whenever they are made.
+In the files, bytes are {"hex": ...}, secrets {"secret": ...}, a dataclass is its fields and its "type". A `Journal`
+effect repeats the event and is written without it. Everything random is expanded from texts, so the files come out byte
+for byte the same whenever they are made.
 """
 
 import dataclasses

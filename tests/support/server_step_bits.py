@@ -1,7 +1,9 @@
-"""The bits of the server's step on one kind of CPU after the other: `python -m tests.support.server_step_bits CAPABILITY...`.
+"""The bits of the server's step on one kind of CPU after the other: `python -m tests.support.server_step_bits
+CAPABILITY...`.
 
-Prints a JSON object for each capability: what torch says it computes with, and the distinct digests that a case had, over
-threads, stretches and alignments. torch is imported once; each capability has a child of its own, forked before torch computes.
+Prints a JSON object for each capability: what torch says it computes with, and the distinct digests that a case had,
+over threads, stretches and alignments. torch is imported once; each capability has a child of its own, forked before
+torch computes.
 """
 
 import json
@@ -29,7 +31,8 @@ OPTIMIZERS: dict[str, ServerOptimizer] = {
 
 
 def drawn() -> tuple[Tensor, list[Tensor]]:
-    """A model, and means of sizes over twelve decades with denormal numbers and both zeros; by numpy, so the same for all."""
+    """A model, and means of sizes over twelve decades with denormal numbers and both zeros; by numpy, so the same for
+    all."""
     generator = np.random.default_rng(11)
     scale = 10.0 ** generator.uniform(-12.0, 0.0, ELEMENTS)
     means = []

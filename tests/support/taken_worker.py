@@ -1,4 +1,5 @@
-"""The sandbox's worker, as it is after hostile SQL has taken it over: what it is asked for is not SQL, but one of the attacks below.
+"""The sandbox's worker, as it is after hostile SQL has taken it over: what it is asked for is not SQL, but one of the
+attacks below.
 
 The worker itself is the real one, and so is everything that it does before it has opened its database.
 """

@@ -1,7 +1,9 @@
-"""Processes as lorica.demo.processes starts them, but that torch and transformers are imported already: each start saves seconds.
+"""Processes as lorica.demo.processes starts them, but that torch and transformers are imported already: each start
+saves seconds.
 
-They are forked from one process (multiprocessing's forkserver) that has imported what takes long and done nothing else: no
-thread, connection or file is there before the fork. What runs afterwards is the module that was asked for, as `python -m`.
+They are forked from one process (multiprocessing's forkserver) that has imported what takes long and done nothing else:
+no thread, connection or file is there before the fork. What runs afterwards is the module that was asked for, as
+`python -m`.
 """
 
 import multiprocessing

@@ -1,11 +1,13 @@
 """A search for weights and records with which one record counts for more than private training promises.
 
-It drives `train_privately` for one step on two neighbouring data sets, and looks at what noise is added to: how far apart the two sums of
-clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no attack, and goes where a norm is a little wrong, or where two records together are a little more
-than each alone: rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of
-either make, its weights, records, views of them, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns and
-single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the others', by sharpening
-attention and by bringing its scores to the edges of float32, by other lengths, words and copies of records, and by more or fewer views.
+It drives `train_privately` for one step on two neighbouring data sets, and looks at what noise is added to: how far
+apart the two sums of clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no
+attack, and goes where a norm is a little wrong, or where two records together are a little more than each alone:
+rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of either make, its
+weights, records, views of them, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns
+and single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the
+others', by sharpening attention and by bringing its scores to the edges of float32, by other lengths, words and copies
+of records, and by more or fewer views.
 """
 
 import copy
@@ -50,7 +52,8 @@ Random = np.random.Generator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """`records` are token ids, the last of which one data set has and the other not; of their views the first so many count."""
+    """`records` are token ids, the last of which one data set has and the other not; of their views the first so many
+    count."""
 
     model: T5ForConditionalGeneration
     records: tuple[Record, ...]
@@ -65,8 +68,8 @@ class Candidate:
 class Moved:
     """How far one record moves the sum of gradients, over max_grad_norm, and that of losses, over the bound.
 
-    The others are what leads there: how wrong the norm of the record's gradient was, as a part of it, and how much more than the record
-    adds alone the two sums moved. A product that keeps its promise has next to nothing of either.
+    The others are what leads there: how wrong the norm of the record's gradient was, as a part of it, and how much more
+    than the record adds alone the two sums moved. A product that keeps its promise has next to nothing of either.
     """
 
     gradients: float

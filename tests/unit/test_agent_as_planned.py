@@ -1,6 +1,8 @@
-"""Whatever a coordinator orders, a silo answers what its plan has and no more: rounds, times of scores, one model for each.
+"""Whatever a coordinator orders, a silo answers what its plan has and no more: rounds, times of scores, one model for
+each.
 
-The other side chooses rounds, attempts, models, kinds and order of orders, and when the agent is restarted; the plan is drawn too.
+The other side chooses rounds, attempts, models, kinds and order of orders, and when the agent is restarted; the plan is
+drawn too.
 """
 
 from dataclasses import dataclass, field, replace

@@ -191,7 +191,8 @@ async def test_nobody_there_is_said_so() -> None:
 async def test_a_closed_port_is_told_from_a_coordinator_that_does_not_run(
     federation: FederationName,
 ) -> None:
-    """By whoever listens for silos at the port before it; somebody of another federation there is not the coordinator."""
+    """By whoever listens for silos at the port before it; somebody of another federation there is not the
+    coordinator."""
     closed = ports_that_follow()
     listening = FederationPeer(TestNet.create(federation))
     await listening.listen(closed - 1)

@@ -1,4 +1,5 @@
-"""The release groups that a silo holds: what passes by itself, what waits for its people, and what no coordinator brings it to."""
+"""The release groups that a silo holds: what passes by itself, what waits for its people, and what no coordinator
+brings it to."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -488,7 +489,8 @@ def test_of_two_links_that_people_approved_who_lost_its_folder_takes_the_newer(t
 
 
 def test_attack_a_signature_in_its_name_opens_no_short_way_to_a_silo_that_has_signed(tmp_path: Path) -> None:
-    """It knows what it signed, so it did not lose its folder: what lacks signatures it never takes, whatever people approved."""
+    """It knows what it signed, so it did not lose its folder: what lacks signatures it never takes, whatever people
+    approved."""
     chain = chain_in(tmp_path, pinned=NAMES[:-1])
     chain.take(offer(proposed=EVERYBODY))
     chain.approve(EVERYBODY.digest.hex())
@@ -766,7 +768,8 @@ COME_LATER = silo_names(9)[7:]
 
 
 class People:
-    """Of silos that pinned each other. A coordinator that is anybody's offers links; signatures are collected, and what stands is shown."""
+    """Of silos that pinned each other. A coordinator that is anybody's offers links; signatures are collected, and what
+    stands is shown."""
 
     def __init__(self, folder: Path, policies: Mapping[SiloName, Promise]) -> None:
         self._folder = folder

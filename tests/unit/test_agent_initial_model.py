@@ -1,4 +1,5 @@
-"""A plan's initial model, compared by the silo itself: made again from the seed, or read from a copy of its people's own."""
+"""A plan's initial model, compared by the silo itself: made again from the seed, or read from a copy of its people's
+own."""
 
 import json
 from pathlib import Path

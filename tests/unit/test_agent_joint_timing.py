@@ -1,4 +1,5 @@
-"""What a coordinator sees of time under joint noise: never when the gradients of a sample were done, whatever it orders meanwhile.
+"""What a coordinator sees of time under joint noise: never when the gradients of a sample were done, whatever it orders
+meanwhile.
 
 How long they take says how many records were drawn, and no ledger counts it.
 """
@@ -99,7 +100,8 @@ async def test_no_report_of_progress_says_when_the_gradients_are_done(
 async def test_other_orders_do_not_tell_whether_the_gradients_are_done(
     peer: FederationPeer, silo: Silo, model: OfferedModel, done: bool
 ) -> None:
-    """The next attempt is begun no sooner than if nothing had been called off, and the sum that serves nobody is erased."""
+    """The next attempt is begun no sooner than if nothing had been called off, and the sum that serves nobody is
+    erased."""
     async with silo.running():
         await prepared(peer)
         silo.trainer.hold = not done

@@ -1,4 +1,5 @@
-"""Receipts of the coordinator at the silo: what is kept, what shows that a ledger went back, what a hostile coordinator can do."""
+"""Receipts of the coordinator at the silo: what is kept, what shows that a ledger went back, what a hostile coordinator
+can do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,8 @@ class Coordinator:
 
 
 class SiloDisk:
-    """The ledger, the journal's head and the receipt of one silo; `snapshot` and `restore` are of all of them together."""
+    """The ledger, the journal's head and the receipt of one silo; `snapshot` and `restore` are of all of them
+    together."""
 
     def __init__(self, folder: Path, credentials: SiloCredentials = WHO) -> None:
         self.file = PrivacyLedgerFile(folder / "privacy" / "ledger")

@@ -1,4 +1,5 @@
-"""A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's loss."""
+"""A silo that forgot what it masked notices: masking/memory and lineages.json stand apart, and each shows the other's
+loss."""
 
 import json
 import shutil
@@ -526,7 +527,8 @@ def test_a_plan_that_an_earlier_release_noted_says_nothing_of_what_it_begins_fro
     assert (noted.layout, noted.begins) == (BUNDLE.whole_layout.digest, beginnings(BUNDLE.plan))
 
 
-# --- release groups, of which lineages.json notes each change -----------------------------------------------------------
+# --- release groups, of which lineages.json notes each change
+# -----------------------------------------------------------
 
 NAMES = silo_names(6)
 EVERYBODY = first_link(FEDERATION, Partition.of([NAMES]))

@@ -1,4 +1,5 @@
-"""Files of a silo's memory that somebody edited, damaged or put back: each is refused, and people's reset believes nothing unproven."""
+"""Files of a silo's memory that somebody edited, damaged or put back: each is refused, and people's reset believes
+nothing unproven."""
 
 import json
 import shutil
@@ -115,7 +116,8 @@ def rewritten(path: Path, edit: Callable[[Any], None], *, seal: Seal | None = No
     write_private(path, raw if seal is None else seal.sealed(path.name, raw))
 
 
-# --- pins --------------------------------------------------------------------------------------------------------------
+# --- pins
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_pins_are_sealed_and_counted_and_a_kill_before_they_are_costs_nothing(tmp_path: Path) -> None:
@@ -191,7 +193,8 @@ def test_pins_that_nothing_speaks_against_are_as_they_were_after_a_reset_for_ano
     pins(folder, first_use=True).trusted_on_first_use(stranger, identity_key(stranger).public_key())
 
 
-# --- the keys before ---------------------------------------------------------------------------------------------------
+# --- the keys before
+# ---------------------------------------------------------------------------------------------------
 
 
 async def rotated(tmp_path: Path) -> tuple[SiloFolder, SiloCredentials]:
@@ -246,7 +249,8 @@ async def test_a_rotation_that_was_killed_after_sealing_is_what_is_told_of(tmp_p
         predecessors(folder, load_credentials(folder))
 
 
-# --- what people said --------------------------------------------------------------------------------------------------
+# --- what people said
+# --------------------------------------------------------------------------------------------------
 
 
 def forged(folder: SiloFolder, **more: Any) -> None:
@@ -397,7 +401,8 @@ def test_attack_links_that_were_lost_are_known_of_after_each_further_loss(tmp_pa
         assert chain(folder).head == later
 
 
-# --- numbers that nothing proves ---------------------------------------------------------------------------------------
+# --- numbers that nothing proves
+# ---------------------------------------------------------------------------------------
 
 
 def test_a_damaged_number_of_release_groups_is_told_to_people_who_can_set_it_right(tmp_path: Path) -> None:
@@ -489,7 +494,8 @@ def test_attack_no_list_of_what_others_saw_keeps_people_from_going_on(tmp_path: 
 
 
 def goes_on(folder: SiloFolder) -> None:
-    """What is not whole is refused by name and with its remedy, which works: also a second time, for rounds that come later."""
+    """What is not whole is refused by name and with its remedy, which works: also a second time, for rounds that come
+    later."""
     if (problem := journal(folder).problem()) is None:
         return
     assert problem.rule == "masking_memory"

@@ -93,7 +93,8 @@ def test_attack_plan_that_was_changed_on_disk_is_not_shown_for_approval(tmp_path
     assert not path.exists()
 
 
-# --- approvals ---------------------------------------------------------------------------------------------------------
+# --- approvals
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

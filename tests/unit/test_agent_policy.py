@@ -1,4 +1,5 @@
-"""What this silo refuses about masks, tensors and plans that nobody approved; the limits are in test_agent_settings.py."""
+"""What this silo refuses about masks, tensors and plans that nobody approved; the limits are in
+test_agent_settings.py."""
 
 import math
 import re
@@ -44,7 +45,8 @@ def refusal_of(policy: SiloPolicy, bundle: PlanBundle) -> PolicyRefusal:
     return refusal.value
 
 
-# --- scores ------------------------------------------------------------------------------------------------------------
+# --- scores
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -85,7 +87,8 @@ def test_what_people_ask_for_of_held_out_questions_holds_for_their_number_here_t
         policy(smallest_evaluation=50).check_evaluation(49)
 
 
-# --- masks -------------------------------------------------------------------------------------------------------------
+# --- masks
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_with_masks_is_allowed_by_default_and_where_masks_are_required() -> None:
@@ -185,7 +188,8 @@ def test_the_rules_go_into_every_roster() -> None:
     assert policy().demands() == Demands()
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------------
+# --- tensors
+# -----------------------------------------------------------------------------------------------------------
 
 
 def adapters() -> PlanBundle:
@@ -242,7 +246,8 @@ def test_a_pattern_that_would_not_mean_what_it_says_is_refused(pattern: object) 
         policy(allowed_tensors=[])
 
 
-# --- approval ----------------------------------------------------------------------------------------------------------
+# --- approval
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_waits_for_approval_where_the_silo_asks_for_it() -> None:
@@ -302,7 +307,8 @@ def test_all_that_is_wrong_with_a_plan_is_told_and_approval_last() -> None:
     assert refusal_of(strict, bundle).rule == "max_parameters"
 
 
-# --- differential privacy ------------------------------------------------------------------------------------------------
+# --- differential privacy
+# ------------------------------------------------------------------------------------------------
 
 
 def private(**privacy: Any) -> PlanBundle:
@@ -465,7 +471,8 @@ def test_noise_of_the_coordinators_is_not_this_silos_and_costs_nothing_of_its_bu
     policy(max_epsilon=1e-6).check_plan(small_bundle(**SILO_LEVEL, aggregation=CAPPED))
 
 
-# --- what required masks bring with them -------------------------------------------------------------------------------
+# --- what required masks bring with them
+# -------------------------------------------------------------------------------
 
 
 def lineage(bundle: PlanBundle, *models: str, round: int = 1) -> Lineage:
@@ -559,7 +566,8 @@ def test_each_key_that_is_looser_than_required_masks_have_it_is_named() -> None:
             PolicyRules.model_validate({key: getattr(strict, key) - 1})
 
 
-# --- models and lineages -----------------------------------------------------------------------------------------------
+# --- models and lineages
+# -----------------------------------------------------------------------------------------------
 
 OTHER_MODEL = digest_of(b"another model")
 

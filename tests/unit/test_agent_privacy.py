@@ -1,4 +1,5 @@
-"""The ledger on disk and the guard before it: what is written before a release, what is refused, what a crash leaves."""
+"""The ledger on disk and the guard before it: what is written before a release, what is refused, what a crash
+leaves."""
 
 import math
 from dataclasses import replace
@@ -110,7 +111,8 @@ def test_the_ledger_covers_every_plan(file: PrivacyLedgerFile) -> None:
 
 
 def test_the_first_entry_has_the_order_that_the_filter_favours_from_then_on(file: PrivacyLedgerFile) -> None:
-    """Also after a restart, with another budget and other mechanisms: by then it could be chosen by what was released."""
+    """Also after a restart, with another budget and other mechanisms: by then it could be chosen by what was
+    released."""
     heads = Heads()
     assert guard(file, heads).counted().entries == ()
     guard(file, heads).spend(key(1), ROUND, unit="")

@@ -1,6 +1,8 @@
-"""Private rounds of an agent with its real client, journal, ledger and policy, against a coordinator that is hostile where a test says so.
+"""Private rounds of an agent with its real client, journal, ledger and policy, against a coordinator that is hostile
+where a test says so.
 
-What is asked throughout: nothing leaves that is not in the ledger, nothing is paid for twice that was saved, nothing is forgotten.
+What is asked throughout: nothing leaves that is not in the ledger, nothing is paid for twice that was saved, nothing is
+forgotten.
 """
 
 import asyncio

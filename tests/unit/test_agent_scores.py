@@ -1,4 +1,5 @@
-"""What of a silo's scores leaves, and what stays: small held-out sets, scores that cannot be had, restarts; real files."""
+"""What of a silo's scores leaves, and what stays: small held-out sets, scores that cannot be had, restarts; real
+files."""
 
 import json
 from collections.abc import Callable

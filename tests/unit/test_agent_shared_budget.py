@@ -1,4 +1,5 @@
-"""One budget for records that several silo folders of a machine train on: who finds whom, what is counted, and when nothing is released."""
+"""One budget for records that several silo folders of a machine train on: who finds whom, what is counted, and when
+nothing is released."""
 
 import shutil
 import subprocess

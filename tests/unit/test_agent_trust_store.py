@@ -51,7 +51,8 @@ def succession(old: Ed25519PrivateKey, new: Ed25519PrivateKey, silo: SiloName = 
     return succession_statement(old, identity=silo_identity(FEDERATION, silo), new_key=new.public_key())
 
 
-# --- what people add and remove ----------------------------------------------------------------------------------------
+# --- what people add and remove
+# ----------------------------------------------------------------------------------------
 
 
 def test_nobody_is_trusted_at_first(tmp_path: Path) -> None:
@@ -106,7 +107,8 @@ def test_only_what_is_pinned_can_be_removed(tmp_path: Path) -> None:
         store_in(tmp_path).remove(BANK)
 
 
-# --- two keys for one silo, one key for two ----------------------------------------------------------------------------
+# --- two keys for one silo, one key for two
+# ----------------------------------------------------------------------------
 
 
 def test_attack_another_key_for_a_pinned_silo_is_refused_and_both_are_shown(tmp_path: Path) -> None:
@@ -222,7 +224,8 @@ def test_attack_one_party_takes_two_seats_of_a_cohort_with_one_key(tmp_path: Pat
 def test_attack_a_roster_leads_a_pin_to_a_key_that_stands_for_somebody_else(
     tmp_path: Path, key: Ed25519PublicKey
 ) -> None:
-    """Whoever has the pinned key signs for any key: the file of pins would be refused from then on, and the silo mask no more."""
+    """Whoever has the pinned key signs for any key: the file of pins would be refused from then on, and the silo mask
+    no more."""
     store = store_in(tmp_path)
     store.add(BANK, BANK_KEY.public_key())
     store.add(CLINIC, CLINIC_KEY.public_key())
@@ -243,7 +246,8 @@ def test_attack_this_silos_own_name_or_key_comes_as_a_peers(tmp_path: Path) -> N
     assert store.identities() == {}
 
 
-# --- first use ---------------------------------------------------------------------------------------------------------
+# --- first use
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_attack_coordinator_makes_up_a_silo_that_nobody_pinned(tmp_path: Path) -> None:
@@ -324,7 +328,8 @@ def test_attack_phantoms_without_number_do_not_fill_the_disk(tmp_path: Path) -> 
         store_in(tmp_path, first_use=True).trusted_on_first_use(BANK, BANK_KEY.public_key())
 
 
-# --- the file ----------------------------------------------------------------------------------------------------------
+# --- the file
+# ----------------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, content: object) -> None:

@@ -179,7 +179,8 @@ def test_a_plan_names_it_and_needs_no_loss() -> None:
         ),
         (
             {"privacy": {"level": "record"}},
-            r'"fednova" does not go with .* level = "record", which releases no number of records: set it to "lorar" or',
+            r'"fednova" does not go with .* level = "record", which releases no number of records: set it to '
+            r'"lorar" or',
         ),
         (
             {"privacy": {"level": "silo"}},

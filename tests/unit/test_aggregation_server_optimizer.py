@@ -1,7 +1,8 @@
-"""The server optimizers against hand-worked numbers, torch.optim on the same pseudo-gradients, and plain float64 arithmetic.
+"""The server optimizers against hand-worked numbers, torch.optim on the same pseudo-gradients, and plain float64
+arithmetic.
 
-torch has no Yogi: it is checked by hand on both signs of its rule, against Algorithm 2 of Reddi et al. 2020 written out in
-Python floats, and against Adagrad, whose sum it follows as long as the squares stay above it.
+torch has no Yogi: it is checked by hand on both signs of its rule, against Algorithm 2 of Reddi et al. 2020 written out
+in Python floats, and against Adagrad, whose sum it follows as long as the squares stay above it.
 """
 
 import itertools
@@ -52,7 +53,8 @@ def walk(
 
 
 def random_gradients(length: int, steps: int, *, seed: int) -> list[Tensor]:
-    """Pseudo-gradients as rounds give them: sizes over six decades, shrinking as training goes on, a few exact zeros."""
+    """Pseudo-gradients as rounds give them: sizes over six decades, shrinking as training goes on, a few exact
+    zeros."""
     generator = torch.Generator().manual_seed(seed)
     scale = 10.0 ** (torch.rand(length, generator=generator) * 6.0 - 6.0)
     gradients = [torch.randn(length, generator=generator) * scale / (1 + t) for t in range(steps)]

@@ -1,4 +1,5 @@
-"""An audit log: what was written verifies, and whatever is done to it afterwards is found, with the first entry that is wrong."""
+"""An audit log: what was written verifies, and whatever is done to it afterwards is found, with the first entry that is
+wrong."""
 
 import asyncio
 import os

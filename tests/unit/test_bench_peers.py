@@ -421,6 +421,7 @@ def test_the_floor_moves_every_byte_both_ways_and_its_sum_is_right(tmp_path: Pat
     before = loopback_bytes()
     run = floor.run(venv=tmp_path / "venv", work=tmp_path, silos=silos, parameters=parameters, rounds=rounds)
     assert len(run.readings) == rounds + 1
-    # Not round by round: such small rounds end faster than a busy machine reads, and one round's bytes count for another.
+    # Not round by round: such small rounds end faster than a busy machine reads, and one round's bytes count for
+    # another.
     assert run.readings[-1].wire_bytes - before > (rounds + 1) * 2 * silos * 4 * parameters
     assert run.readings[-1].cpu_s > 0

@@ -1,4 +1,5 @@
-"""The benchmark of secure aggregation: its cryptography at a small size, its stand-ins, its figures and what it refuses."""
+"""The benchmark of secure aggregation: its cryptography at a small size, its stand-ins, its figures and what it
+refuses."""
 
 import json
 from collections.abc import Iterator

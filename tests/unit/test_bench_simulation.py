@@ -1,4 +1,5 @@
-"""The benchmark of simulated rounds, at the smallest size; and that a simulation waits for no disk, and nobody else is spared that."""
+"""The benchmark of simulated rounds, at the smallest size; and that a simulation waits for no disk, and nobody else is
+spared that."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The catalogue of planted breaks: each can be planted, what is to find it exists, and a few are planted here; `make breaks` plants all."""
+"""The catalogue of planted breaks: each can be planted, what is to find it exists, and a few are planted here; `make
+breaks` plants all."""
 
 from dataclasses import replace
 

@@ -1,7 +1,9 @@
-"""Overrides under masks, with the true trainer: no plan that silos accept brings a sum closer to one silo's delta than equal settings do.
+"""Overrides under masks, with the true trainer: no plan that silos accept brings a sum closer to one silo's delta than
+equal settings do.
 
-Four silos train a small T5 on data of their own and of different sizes; the sum is weighted as masked sums are. `closeness` is how much
-of the sum is one silo's part. Where people allow a ratio between silos, that part may grow by the ratio and no further.
+Four silos train a small T5 on data of their own and of different sizes; the sum is weighted as masked sums are.
+`closeness` is how much of the sum is one silo's part. Where people allow a ratio between silos, that part may grow by
+the ratio and no further.
 """
 
 import copy
@@ -126,7 +128,8 @@ FACTORS = (1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 1000.0)
 
 @st.composite
 def plans(draw: st.DrawFn) -> dict[str, Any]:
-    """Settings that no silo has another way, and overrides of one silo or of all others, some of them so that work stays the same."""
+    """Settings that no silo has another way, and overrides of one silo or of all others, some of them so that work
+    stays the same."""
     base: dict[str, Any] = {
         "optimizer": draw(st.sampled_from(["adamw", "adafactor"])),
         "learning_rate": draw(st.sampled_from(RATES)),
@@ -187,7 +190,8 @@ def test_attack_no_accepted_plan_brings_a_sum_closer_to_one_delta_than_equal_set
 @pytest.mark.parametrize("kept", SILOS)
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_what_is_refused_would_have_told_one_delta(kept: str, optimizer: str) -> None:
-    """The measure sees the attack that is to be found: all others at a rate next to nothing, at any ratio that people may set."""
+    """The measure sees the attack that is to be found: all others at a rate next to nothing, at any ratio that people
+    may set."""
     table = {
         "optimizer": optimizer,
         "learning_rate": 3e-3,

@@ -1,5 +1,5 @@
-"""Overrides under masks: no table that a silo accepts lets one silo work further beyond another than its policy says, by the
-steps that the real trainer makes; and what is refused, by which side, with which remedy.
+"""Overrides under masks: no table that a silo accepts lets one silo work further beyond another than its policy says,
+by the steps that the real trainer makes; and what is refused, by which side, with which remedy.
 """
 
 import json
@@ -71,7 +71,8 @@ NEAR, FAR = (
 
 @st.composite
 def tables(draw: st.DrawFn) -> dict[str, Any]:
-    """A base, and overrides: of a key or two by a little, which may well be accepted; of any keys by much; or of anything at all."""
+    """A base, and overrides: of a key or two by a little, which may well be accepted; of any keys by much; or of
+    anything at all."""
     base: dict[str, Any] = {
         "learning_rate": draw(st.sampled_from([1e-7, 1e-4, 1e-3, 3e-3, 0.1, 10.0])),
         "epochs": draw(st.integers(1, 12)),
@@ -206,7 +207,8 @@ MEMBERS = silo_names(9)
     came_of=st.booleans(),
 )
 def test_silos_that_no_groups_told_apart_train_alike(cut: int, faster: set[SiloName], came_of: bool) -> None:
-    """`came_of`: the groups followed one group of all, so that atoms are the groups; else a division that told others apart."""
+    """`came_of`: the groups followed one group of all, so that atoms are the groups; else a division that told others
+    apart."""
     groups = Partition.of([MEMBERS[:cut], MEMBERS[cut:]])
     before = Partition.of([MEMBERS]) if came_of else Partition.of([MEMBERS[::2], MEMBERS[1::2]])
     link = successor(first_link(FEDERATION, before), groups)
@@ -400,7 +402,8 @@ def test_whatever_is_unusual_has_a_line(sections: dict[str, Any], says: str) -> 
         (
             {"overrides": {"bank-a": {"epochs": 2}}},
             {},
-            "differ 2-fold in learning rate x optimizer steps: under masks a silo that trains far more than the others is alone",
+            "differ 2-fold in learning rate x optimizer steps: under masks a silo that trains far more than the "
+            "others is alone",
         ),
         ({}, {"max_weight_ratio": 300.0}, "[aggregation] max_weight_ratio = 300"),
         ({}, {"delta_bound": 1e-9}, "[aggregation] delta_bound = 1e-09"),

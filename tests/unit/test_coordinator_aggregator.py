@@ -1,4 +1,5 @@
-"""Aggregation over files: the same bits as on whole vectors, the same bits again after a crash, and no silo's fault spreads."""
+"""Aggregation over files: the same bits as on whole vectors, the same bits again after a crash, and no silo's fault
+spreads."""
 
 import errno
 import os

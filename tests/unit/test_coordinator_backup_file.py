@@ -1,4 +1,5 @@
-"""A backup file is whole and of the closed form, or nothing of it is used; whoever writes one leaves it whole or not at all."""
+"""A backup file is whole and of the closed form, or nothing of it is used; whoever writes one leaves it whole or not at
+all."""
 
 import io
 import json

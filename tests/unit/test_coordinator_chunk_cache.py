@@ -1,4 +1,5 @@
-"""Chunks on their way out: read once for all who fetch them, never more than the bound, and an error is nobody's for good."""
+"""Chunks on their way out: read once for all who fetch them, never more than the bound, and an error is nobody's for
+good."""
 
 import asyncio
 import os

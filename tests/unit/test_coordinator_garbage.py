@@ -36,7 +36,8 @@ UNDER_WAY = PresentPlan(plan=PLAN, models=frozenset({MODELS[2]}), under_way=True
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A plan that has run (PLAN), one that was left long ago and one that was left yesterday; something of each kind."""
+    """A plan that has run (PLAN), one that was left long ago and one that was left yesterday; something of each
+    kind."""
     folder = tmp_path / "state"
     folder.mkdir()
     store = SqlRoundStore(folder / "state.sqlite", FEDERATION)

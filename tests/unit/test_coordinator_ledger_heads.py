@@ -1,4 +1,5 @@
-"""The coordinator's memory of privacy ledgers: what it stores, what it refuses, and that it outlives everything else of a silo."""
+"""The coordinator's memory of privacy ledgers: what it stores, what it refuses, and that it outlives everything else of
+a silo."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

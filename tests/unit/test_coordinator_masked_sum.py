@@ -1,4 +1,5 @@
-"""Masked aggregation over files: what plain aggregation gives, the same bits whenever it is done again, and no mask left on."""
+"""Masked aggregation over files: what plain aggregation gives, the same bits whenever it is done again, and no mask
+left on."""
 
 import errno
 import os
@@ -200,7 +201,8 @@ class Crash(BaseException):
 def test_crash_between_state_and_model_harms_neither(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """`rename` publishes optimizer state and ranges, `replace` the model; whichever is lost, the round is done again."""
+    """`rename` publishes optimizer state and ranges, `replace` the model; whichever is lost, the round is done
+    again."""
     place = MaskedPlace.at(tmp_path / "state", {"momentum": 0.9})
     first = done(place, t5_deltas(3, 1))
     federation, digests = place.masked(2, first.model, t5_deltas(3, 2))

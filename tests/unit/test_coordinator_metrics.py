@@ -1,4 +1,5 @@
-"""What the coordinator's metrics tell of silos that come and go, of plans that show single silos and of those that do not."""
+"""What the coordinator's metrics tell of silos that come and go, of plans that show single silos and of those that do
+not."""
 
 import math
 import time

@@ -1,4 +1,5 @@
-"""Silo-level privacy at the coordinator: what one silo adds at most, noise that is bound to what it covers, and the ledger before it."""
+"""Silo-level privacy at the coordinator: what one silo adds at most, noise that is bound to what it covers, and the
+ledger before it."""
 
 import asyncio
 import math
@@ -73,7 +74,8 @@ def arithmetic(parameters: int, noise: float = NOISE, norm: float = NORM) -> Noi
 def test_neighbouring_sets_of_silos_differ_by_at_most_the_clipping_norm(
     seed: int, elements: int, scales: list[float], weights: list[float], noise: float, left_out: int
 ) -> None:
-    """In whole steps, of which the noise's deviation is 2^30: the norm of the difference, exactly, as rational numbers are."""
+    """In whole steps, of which the noise's deviation is 2^30: the norm of the difference, exactly, as rational numbers
+    are."""
     made = arithmetic(elements, noise)
     generator = np.random.default_rng(seed)
     deltas = [(generator.standard_t(2, elements) * scale).astype("<f4") for scale in scales]

@@ -1,4 +1,5 @@
-"""The coordinator's side of release groups: what is proposed, whose signatures it keeps, and what of that a restart brings back."""
+"""The coordinator's side of release groups: what is proposed, whose signatures it keeps, and what of that a restart
+brings back."""
 
 import asyncio
 import shutil

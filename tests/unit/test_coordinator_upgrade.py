@@ -1,6 +1,7 @@
 """Databases of other releases: brought to this one's tables and back without loss, or refused with the remedy.
 
-tests/vectors/state/version-4.sql is what a release without revisions left of a whole round, with rows in each of its tables.
+tests/vectors/state/version-4.sql is what a release without revisions left of a whole round, with rows in each of its
+tables.
 """
 
 import sqlite3

@@ -1,8 +1,9 @@
-"""A round model crafted in as few chunks as a search finds, so that training tells one silo apart: what which check makes of it.
+"""A round model crafted in as few chunks as a search finds, so that training tells one silo apart: what which check
+makes of it.
 
-One silo alone has a word. The search alters chunks of the model that an honest round made, each in many ways, and trains four silos by the
-true trainer: how much of their sum is then the part of the silo with the word? One chunk of it will do, so a check that draws
-chunks mostly passes such a model, and a check of all chunks never does.
+One silo alone has a word. The search alters chunks of the model that an honest round made, each in many ways, and
+trains four silos by the true trainer: how much of their sum is then the part of the silo with the word? One chunk of it
+will do, so a check that draws chunks mostly passes such a model, and a check of all chunks never does.
 """
 
 import copy
@@ -64,7 +65,8 @@ def flat() -> torch.Tensor:
 
 
 def victims_share(model: torch.Tensor) -> float:
-    """Of the lengths of all parts of the sum, by silos that train from `model`; -1 where training diverges, which a silo says."""
+    """Of the lengths of all parts of the sum, by silos that train from `model`; -1 where training diverges, which a
+    silo says."""
     lengths = []
     for silo in range(SILOS):
         trained = copy.deepcopy(architecture())

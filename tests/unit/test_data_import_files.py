@@ -1,4 +1,5 @@
-"""Files as people have them, read to rows: encodings, line ends, separators, and everything wrong with its line in one run."""
+"""Files as people have them, read to rows: encodings, line ends, separators, and everything wrong with its line in one
+run."""
 
 import gzip
 import json

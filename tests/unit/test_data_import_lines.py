@@ -1,4 +1,5 @@
-"""Rows become lines of a data folder: keys, ids, databases, and a division in which no template or group is in two splits."""
+"""Rows become lines of a data folder: keys, ids, databases, and a division in which no template or group is in two
+splits."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -37,7 +38,8 @@ def template(sql: str) -> str:
 @pytest.mark.parametrize(
     "others",
     [
-        ["SELECT name FROM patient WHERE city = 'leeds'", 'select t1.ward from "Stay" as T1 where t1.date = "a b" ;', "SELECT year FROM x WHERE y = -3.5"],
+        ["SELECT name FROM patient WHERE city = "
+         "'leeds'", 'select t1.ward from "Stay" as T1 where t1.date = "a b" ;', "SELECT year FROM x WHERE y = -3.5"],
         ["SELECT a FROM t WHERE b IN (1, 2, 3)", "SELECT a FROM t WHERE b IN ('x')"],
         ["SELECT count(*) FROM s.t", "SELECT COUNT ( * ) FROM t AS u -- all of them"],
         ["SELECT `a b` FROM [c d] ORDER BY e DESC LIMIT 1", "SELECT x FROM y ORDER BY z DESC LIMIT 10"],

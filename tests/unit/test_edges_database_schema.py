@@ -39,8 +39,8 @@ def test_tables_columns_types_and_keys(tmp_path: Path) -> None:
     schema = Schema.from_json(json.dumps(entry).encode(), Path("schema.json"))
     assert (schema.db_id, schema.source) == ("hos#pital?", f"sqlite:///{target.path}")
     assert serialise(schema) == (
-        "| patient stay : patient , ward , cost , share , rate , weight , urgent , admitted , stamp , hour , note , photo , anything "
-        "| ward : id , name , opened | costly : patient , cost"
+        "| patient stay : patient , ward , cost , share , rate , weight , urgent , admitted , stamp , hour , note , "
+        "photo , anything | ward : id , name , opened | costly : patient , cost"
     )
     stay, ward, _ = schema.tables
     kinds = {column.name: column.type for column in (*stay.columns, *ward.columns)}

@@ -1,4 +1,5 @@
-"""What both programs put on stderr: JSON that says where it belongs, or a picture for a person; colours unless told not to."""
+"""What both programs put on stderr: JSON that says where it belongs, or a picture for a person; colours unless told not
+to."""
 
 import io
 import json

@@ -1,4 +1,5 @@
-"""The ranges of masked sums are constants of a plan: a silo takes these and no others, whatever the coordinator offers."""
+"""The ranges of masked sums are constants of a plan: a silo takes these and no others, whatever the coordinator
+offers."""
 
 import math
 from dataclasses import replace
@@ -98,7 +99,8 @@ def test_a_closing_round_has_its_own_and_no_other_round_has_those() -> None:
 
 
 def test_why_a_cap_must_not_move_four_sums_under_four_caps_tell_every_weight_and_every_delta() -> None:
-    """What the rule is for: the sums that a coordinator got before there was one. Deltas and weights are the same in each."""
+    """What the rule is for: the sums that a coordinator got before there was one. Deltas and weights are the same in
+    each."""
     weights = (11.0, 13.0, 14.0, 15.0)
     deltas = [np.random.default_rng(silo).uniform(-0.5, 0.5, SIZE).astype("<f4") for silo in range(4)]
     sums, totals, caps = [], [], (100.0, 12.0, 13.5, 14.5)

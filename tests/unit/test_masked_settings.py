@@ -1,8 +1,9 @@
-"""All settings of a masked plan, with the true trainer: none that is accepted has a delta tell how many steps its silo made.
+"""All settings of a masked plan, with the true trainer: none that is accepted has a delta tell how many steps its silo
+made.
 
-A parameter that no gradient of a silo reached stays where it was, to the last bit, whatever optimizer, schedule and bounds say. Were it
-otherwise, it would move by a public function of the number of optimizer steps, and one sum would spell |D_i| of all silos. The search
-looks for the loudest silo as well: how much of a sum is one silo's part.
+A parameter that no gradient of a silo reached stays where it was, to the last bit, whatever optimizer, schedule and
+bounds say. Were it otherwise, it would move by a public function of the number of optimizer steps, and one sum would
+spell |D_i| of all silos. The search looks for the loudest silo as well: how much of a sum is one silo's part.
 """
 
 import copy
@@ -203,9 +204,11 @@ LOUDEST = {400.0: 0.57, 100.0: 0.84, 40.0: 0.93, 20.0: 0.96, 10.0: 0.98, 1.0: 0.
 
 
 def test_the_loudest_part_of_one_silo_is_what_the_threat_model_says() -> None:
-    """Equal settings, Lorar's weights, the default ratio. Three silos make one step, and log no loss reduction; one makes three.
+    """Equal settings, Lorar's weights, the default ratio. Three silos make one step, and log no loss reduction; one
+    makes three.
 
-    It grows as the cap falls, until that one reaches the cap. What it is then, the ratio and the lengths of the deltas say.
+    It grows as the cap falls, until that one reaches the cap. What it is then, the ratio and the lengths of the deltas
+    say.
     """
     sections = usual(learning_rate=2.5e-3, batch_size=16, learning_rate_schedule="linear")
     sections["aggregation"] |= {"weighting": "lorar", "max_weight": 1.0}
@@ -250,7 +253,8 @@ def test_a_cap_that_nearly_every_silo_reaches_is_named(weighting: str, least: fl
 
 @st.composite
 def plans(draw: st.DrawFn) -> dict[str, Any]:
-    """Any setting of a plan with masks, at its bounds or within, the usual ones more often; many of the tables are refused."""
+    """Any setting of a plan with masks, at its bounds or within, the usual ones more often; many of the tables are
+    refused."""
 
     def of(*values: Any) -> Any:
         return draw(st.sampled_from(values))

@@ -1,4 +1,5 @@
-"""Whose keys evidence and verdicts count under: never one that was given up before, and no reader's own choice of keys."""
+"""Whose keys evidence and verdicts count under: never one that was given up before, and no reader's own choice of
+keys."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,8 @@ class Relays(Says):
 
 @pytest.mark.parametrize("how", ["unsigned", "on other chunks"])
 async def test_attack_a_silo_takes_its_verdict_back_once_others_went_on_by_it(tmp_path: Path, how: str) -> None:
-    """Whoever missed the round finds no vectors of it any more: nothing but signatures shows it that the model is true."""
+    """Whoever missed the round finds no vectors of it any more: nothing but signatures shows it that the model is
+    true."""
     rounds = rounds_of()
     first, second = rounds.next(1), rounds.next(2)
     digest, plan, model = first.evidence.digest, Digest(PLAN.hex()), model_of(first)
@@ -183,7 +185,8 @@ async def test_verdicts_count_under_the_key_of_the_attempt_and_under_every_later
 
 
 def with_refused_keys_of_the_rogue(made: Made) -> Made:
-    """The same evidence, whose journal has the rogue advertise keys of another silo, signed with a key that it gave up."""
+    """The same evidence, whose journal has the rogue advertise keys of another silo, signed with a key that it gave
+    up."""
     opening, *keys = made.evidence.journal[:4]
     copied = replace(cast(Advertisement, keys[0]), silo=ROGUE)
     forged = signed(copied, identity_key(f"given up of {ROGUE}"))
@@ -226,7 +229,8 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 async def test_attack_a_silo_signs_with_the_key_before_its_successor_to_end_the_plan(reader: str) -> None:
-    """The coordinator names it, and the others' sum comes out: whichever of its keys a reader knows, the evidence is good."""
+    """The coordinator names it, and the others' sum comes out: whichever of its keys a reader knows, the evidence is
+    good."""
     rounds = rounds_of()
     known = {ROGUE: key_of(ROGUE, "successor")}
     made = rounds.next(1, known=known)

@@ -1,4 +1,5 @@
-"""A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the coordinator."""
+"""A silo that checks round models: what it takes, what it refuses, what it remembers; rounds in memory, any lie of the
+coordinator."""
 
 import hashlib
 import itertools
@@ -182,7 +183,8 @@ class Says:
 
 @dataclass(frozen=True)
 class Own:
-    """What the silo still has: whole vectors, by what it would ask for. Chunks that are not as the manifest says are not there."""
+    """What the silo still has: whole vectors, by what it would ask for. Chunks that are not as the manifest says are
+    not there."""
 
     masked: bytes = b""
     before: bytes = b""
@@ -456,7 +458,8 @@ def other_state(published: ParameterDtype = "float32") -> tuple[Rounds, list[Mad
 async def test_attack_a_missed_round_led_to_another_state_of_the_true_model(
     colluders: int, published: ParameterDtype
 ) -> None:
-    """Survivors sign the model that they begin from: master, slots and steps behind it are the coordinator's word, unless others checked them."""
+    """Survivors sign the model that they begin from: master, slots and steps behind it are the coordinator's word,
+    unless others checked them."""
     rounds, true, false = other_state(published)
     at = checker(*false, rounds=rounds)
     at.says.kept = [
@@ -535,7 +538,8 @@ async def test_attack_other_evidence_of_an_attempt_is_refused_once_one_was_seen(
 
 
 async def test_attack_a_spot_check_is_drawn_anew_for_other_evidence_of_the_same_model(tmp_path: Path) -> None:
-    """False in all chunks but one, of which alone the coordinator shows pieces: one draw, whatever it shows and however often."""
+    """False in all chunks but one, of which alone the coordinator shows pieces: one draw, whatever it shows and however
+    often."""
     rounds = rounds_of()
     made = rounds.next(1)
     good = {4, *made.check().tail_chunks}
@@ -631,7 +635,8 @@ PROMISES: list[tuple[dict[str, int], str]] = [
 
 @pytest.mark.parametrize(("plan", "rule"), PROMISES)
 async def test_a_round_of_a_cohort_that_offers_less_than_the_plan_is_refused(plan: dict[str, int], rule: str) -> None:
-    """As its roster would have been by who was there: silos that work with the coordinator can hold an attempt among themselves."""
+    """As its roster would have been by who was there: silos that work with the coordinator can hold an attempt among
+    themselves."""
     rounds = rounds_of()
     first, second = rounds.next(1), rounds.next(2)
     for made, wanted in (((first,), first), ((first, second), second)):
@@ -668,7 +673,8 @@ async def test_attack_as_many_colluders_as_the_plan_allows_for_vouch_for_a_false
 
 
 async def test_a_silo_says_that_it_is_led_back_to_an_older_model() -> None:
-    """By an order to train from it, or by evidence that begins there: an honest coordinator does so after a restore alone."""
+    """By an order to train from it, or by evidence that begins there: an honest coordinator does so after a restore
+    alone."""
     rounds = rounds_of()
     first = rounds.next(1)
     vectors, steps = rounds.vectors, rounds.steps

@@ -1,4 +1,5 @@
-"""A study's file, its runs, its data and its report; the runs themselves are simulations (tests/integration/test_simulation.py)."""
+"""A study's file, its runs, its data and its report; the runs themselves are simulations
+(tests/integration/test_simulation.py)."""
 
 import gzip
 import json

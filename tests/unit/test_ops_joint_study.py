@@ -1,4 +1,5 @@
-"""The study of joint noise: the same records, rate, steps and epsilon in every way, and silos that divide the records among them."""
+"""The study of joint noise: the same records, rate, steps and epsilon in every way, and silos that divide the records
+among them."""
 
 import json
 from pathlib import Path
@@ -20,7 +21,8 @@ from silo_wire.plans.plan import Plan
 
 @pytest.fixture
 def federations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[str, list[str]]]]:
-    """Every federation that the study has trained: its plan, and the ids of each silo's records. Nothing is trained here."""
+    """Every federation that the study has trained: its plan, and the ids of each silo's records. Nothing is trained
+    here."""
     trained: list[tuple[Plan, dict[str, list[str]]]] = []
 
     def write_private_silos(place: Layout, silos: Any, *, records: int, seed: int, test: int) -> None:

@@ -1,4 +1,5 @@
-"""The audit's bound beside numbers by hand, mechanisms whose epsilon is known, and the attack on real training with its noise and without."""
+"""The audit's bound beside numbers by hand, mechanisms whose epsilon is known, and the attack on real training with its
+noise and without."""
 
 import json
 from dataclasses import replace
@@ -132,7 +133,8 @@ def test_a_gaussian_is_not_refuted_and_a_claim_too_small_for_it_is(epsilon: floa
 
 @pytest.mark.parametrize(("multiplier", "rate", "steps"), [(2.41, 0.5, 16), (1.43, 0.5, 16)])
 def test_the_curve_above_samples_is_above_them(multiplier: float, rate: float, steps: int) -> None:
-    """Its epsilon is the larger one at every delta down to SLACK: what has less probability is what the bound gives away."""
+    """Its epsilon is the larger one at every delta down to SLACK: what has less probability is what the bound gives
+    away."""
     releases = [GaussianRelease(multiplier, rate, steps)]
     mu = gaussian_shift(epsilon_of(releases, dp_delta=run.SLACK), run.SLACK)
     for delta in (0.1, 1e-2, 1e-4, 1e-6):

@@ -138,7 +138,8 @@ def test_students_quantiles_are_those_of_the_books() -> None:
 
 
 def test_exact_match_has_an_interval_over_the_questions_too() -> None:
-    """Of ten questions two are won and one is lost: mean 0.1, variance 0.29 / 0.9, and 1.96 roots of a tenth of that."""
+    """Of ten questions two are won and one is lost: mean 0.1, variance 0.29 / 0.9, and 1.96 roots of a tenth of
+    that."""
     pair = (row(1.0, 1, 0.5, "average", right="1111100000"), row(1.0, 1, 0.4, right="1110010000"))
     (found,) = comparisons(pair)
     assert found.exact_match_over_questions.mean == pytest.approx(0.1)
@@ -292,7 +293,8 @@ def test_rows_that_are_kept_with_the_code_are_of_the_study() -> None:
 
 
 class OfOneModel:
-    """Stands for a finished plan's models: of each silo it knows which questions are answered right, whatever the order they are asked in."""
+    """Stands for a finished plan's models: of each silo it knows which questions are answered right, whatever the order
+    they are asked in."""
 
     def __init__(self, coordinator: Path, plan: Digest, folder: Path) -> None:
         del coordinator, plan, folder

@@ -216,7 +216,8 @@ def test_random_bytes_are_a_malformed_request(data: bytes):
 
 
 def test_no_bit_of_what_a_request_says_can_be_changed():
-    # The one byte that counts a signature's unused bits is read leniently; it is neither signed nor part of what is said.
+    # The one byte that counts a signature's unused bits is read leniently; it is neither signed nor part of what is
+    # said.
     said = x509.load_der_x509_csr(GOOD)
     for position in range(8 * len(GOOD)):
         changed = flip(GOOD, position)

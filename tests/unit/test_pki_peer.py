@@ -119,7 +119,8 @@ def test_certificate_changed_after_signing_is_refused(position: str):
 
 
 def test_no_bit_of_what_a_certificate_says_can_be_changed():
-    # The one byte that counts a signature's unused bits is read leniently; it is neither signed nor part of what is said.
+    # The one byte that counts a signature's unused bits is read leniently; it is neither signed nor part of what is
+    # said.
     said = x509.load_der_x509_certificate(GOOD)
     for position in range(8 * len(GOOD)):
         changed = flip(GOOD, position)

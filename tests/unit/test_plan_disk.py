@@ -1,4 +1,5 @@
-"""The room that a plan takes at the coordinator, by hand; that a simulation's files fit into it: tests/integration/test_simulation.py."""
+"""The room that a plan takes at the coordinator, by hand; that a simulation's files fit into it:
+tests/integration/test_simulation.py."""
 
 from lorica_coordinator.edges.models.plan_disk import plan_disk
 from tests.support.federation_peer import small_bundle

@@ -241,7 +241,8 @@ def test_releases_that_are_none(noise: float, rate: float, steps: int) -> None:
 
 
 def exact_divergence(order: int, shift: int, sigma: float, rate: float) -> float:
-    """Of a discrete Gaussian of which a sample is shifted by a whole number: summed up, the worse of both ways round."""
+    """Of a discrete Gaussian of which a sample is shifted by a whole number: summed up, the worse of both ways
+    round."""
     reach = int(shift * order + 12 * sigma)
     numbers = np.arange(-reach, reach + 1)
     plain = np.exp(-(numbers**2) / (2 * sigma**2))

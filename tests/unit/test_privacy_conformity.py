@@ -1,4 +1,5 @@
-"""The conformity audit: it finds nothing in the product, and in each product that is broken on purpose the promise that is broken."""
+"""The conformity audit: it finds nothing in the product, and in each product that is broken on purpose the promise that
+is broken."""
 
 import hashlib
 import math

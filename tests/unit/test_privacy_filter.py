@@ -1,4 +1,5 @@
-"""The filter over adaptively chosen plans: hand numbers, other accountants, and the best adversary that there is against it."""
+"""The filter over adaptively chosen plans: hand numbers, other accountants, and the best adversary that there is
+against it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ def test_one_release_by_hand() -> None:
 
 
 def test_the_orders_that_are_not_favoured_have_the_rest_of_dp_delta() -> None:
-    """Noise 10 and order 2 favoured: 0.01 + log(1 / 2) - log(1.8e-5) is 10.2; another order does better with 0.1 / 17 of dp_delta."""
+    """Noise 10 and order 2 favoured: 0.01 + log(1 / 2) - log(1.8e-5) is 10.2; another order does better with 0.1 / 17
+    of dp_delta."""
     share = (1 - FAVOURED) / (len(ORDERS) - 1)
     assert FAVOURED + share * (len(ORDERS) - 1) == pytest.approx(1.0)
     expected = min(o / 200 + math.log1p(-1 / o) - math.log(share * DP_DELTA * o) / (o - 1) for o in ORDERS if o != 2)
@@ -46,7 +48,8 @@ def test_the_orders_that_are_not_favoured_have_the_rest_of_dp_delta() -> None:
 @pytest.mark.parametrize(
     ("releases", "budget", "filtered", "exact"),
     [
-        # what the demo's query logs spend at epsilon 1, silo level, and the example that is measured elsewhere: privacy.md has these
+        # what the demo's query logs spend at epsilon 1, silo level, and the example that is measured elsewhere:
+        # privacy.md has these
         ([GaussianRelease(1.255, 0.025, 80)], 1.5, 1.241, 0.996),
         ([GaussianRelease(16.8, 1.0, 20)], 1.5, 1.113, 0.992),
         ([GaussianRelease(1.0, 0.02, 200)], 2.5, 2.337, 1.864),
@@ -202,10 +205,12 @@ def steps_of(release: GaussianRelease, direction: str) -> tuple[Any, Any]:
 def best_adversary(
     kinds: Sequence[GaussianRelease], direction: str, epsilon: float, allowed: Callable[[tuple[int, ...]], bool]
 ) -> float:
-    """The delta at `epsilon` of the adversary who, whatever came out before, asks next for the release that serves it best.
+    """The delta at `epsilon` of the adversary who, whatever came out before, asks next for the release that serves it
+    best.
 
-    Exact but for the grid: what counts of the past is the privacy loss and how often each kind was released. By backward induction,
-    value(loss, counts) is (1 - e^(epsilon - loss))+ or the expected value after one release more that is still `allowed`.
+    Exact but for the grid: what counts of the past is the privacy loss and how often each kind was released. By
+    backward induction, value(loss, counts) is (1 - e^(epsilon - loss))+ or the expected value after one release more
+    that is still `allowed`.
     """
     drawn = [steps_of(kind, direction) for kind in kinds]
     stop = np.maximum(0.0, -np.expm1(epsilon - LOSSES))

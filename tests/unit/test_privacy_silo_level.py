@@ -1,4 +1,5 @@
-"""Silo-level privacy in a plan: its cost in closed form, what does not go with it, and what the forecast says and refuses."""
+"""Silo-level privacy in a plan: its cost in closed form, what does not go with it, and what the forecast says and
+refuses."""
 
 import math
 from typing import Any

@@ -1,7 +1,8 @@
-"""No model, whatever its weights, makes one record count for more than max_grad_norm, or its loss for more than loss_bound.
+"""No model, whatever its weights, makes one record count for more than max_grad_norm, or its loss for more than
+loss_bound.
 
-`make weight-search WEIGHTS=3000` looks further than this slice: that many candidates for each of three seeds, and that the search finds
-each of three ways to break the product, planted here.
+`make weight-search WEIGHTS=3000` looks further than this slice: that many candidates for each of three seeds, and that
+the search finds each of three ways to break the product, planted here.
 """
 
 import os
@@ -111,7 +112,8 @@ def rows(*lengths: tuple[int, int]) -> tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
 def test_attack_activations_so_large_and_gradients_so_small_that_float32_has_no_norm_of_them() -> None:
-    """A word that is predicted all but surely, by activations of 1e17: gradients of 1e-23 x 1e17, where 1e-23 squared is 0."""
+    """A word that is predicted all but surely, by activations of 1e17: gradients of 1e-23 x 1e17, where 1e-23 squared
+    is 0."""
     model = made()
     with torch.no_grad():
         model.shared.weight[:, 0] = 100.0  # so that every position looks much the same
@@ -128,7 +130,8 @@ def test_attack_activations_so_large_and_gradients_so_small_that_float32_has_no_
 
 
 def test_attack_attention_so_sharp_that_padding_is_seen() -> None:
-    """Of the losses that this record has alone and beside longer ones, batches of another make would add the difference."""
+    """Of the losses that this record has alone and beside longer ones, batches of another make would add the
+    difference."""
     model = made()
     with torch.no_grad():
         for attention in (layer.layer[0].SelfAttention for layer in (model.encoder.block[0], model.decoder.block[0])):

@@ -1,6 +1,8 @@
-"""Deadlines and clocks: wall clocks that are set by minutes and by years, restarts, crashes, and time that passes all the same.
+"""Deadlines and clocks: wall clocks that are set by minutes and by years, restarts, crashes, and time that passes all
+the same.
 
-In virtual time, against the loop that moves the round machine. The whole service is in tests/integration/test_clocks.py.
+In virtual time, against the loop that moves the round machine. The whole service is in
+tests/integration/test_clocks.py.
 """
 
 import asyncio

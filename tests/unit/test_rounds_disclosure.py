@@ -55,7 +55,8 @@ def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
     registry = CollectorRegistry()
     journal = Journal(CoordinatorMetrics(registry))
     state = replace(COLLECTING, course=course(terms=terms(**of_plan)))
-    # The first has the numbers that are looked for, the others have theirs: so that no mean is by chance one silo's own.
+    # The first has the numbers that are looked for, the others have theirs: so that no mean is by chance one silo's
+    # own.
     updates = tuple(an_update(silo, more=more) for more, silo in enumerate(silos))
     weights = tuple(SiloWeight(silo=silo, weight=7777.25 + more, share=0.61803) for more, silo in enumerate(silos))
     result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=weights)

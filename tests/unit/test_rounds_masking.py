@@ -1,4 +1,5 @@
-"""Masked rounds in the round machine, with real silo machines: what opens, closes, is abandoned, and who is left out."""
+"""Masked rounds in the round machine, with real silo machines: what opens, closes, is abandoned, and who is left
+out."""
 
 from dataclasses import replace
 
@@ -613,8 +614,8 @@ def test_no_attempt_opens_from_which_no_sum_can_come_and_the_groups_that_lack_si
     assert isinstance(waits, Gathering)
     assert waits.deadline is None, "a quorum is ready, and nothing can come of it"
     assert waiting_for(waits) == (
-        "3 of 4 enrolled silos ready to train; no masked sum can come out yet: it takes whole release groups, 3 silos at least, and "
-        "bank-a,bank-b,clinic-c,clinic-d lacks clinic-d"
+        "3 of 4 enrolled silos ready to train; no masked sum can come out yet: it takes whole release groups, 3 "
+        "silos at least, and bank-a,bank-b,clinic-c,clinic-d lacks clinic-d"
     )
     wanted = awaited_groups(waits)
     assert wanted is not None

@@ -13,17 +13,21 @@ from tests.support.rounds import ONE_OF_EACH_EVENT, ONE_OF_EACH_STATE
 
 ACCEPTED = {
     "idle": "PlanOffered PlanStarted SiloEnrolled SiloRevoked GroupsChanged SiloLeft Resumed",
-    "gathering": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft DeadlinePassed Resumed",
-    "collecting": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted SiloTrained "
+    "gathering": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft DeadlinePassed Resumed",
+    "collecting": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft UpdateCommitted SiloTrained SiloDeclined DeadlinePassed Resumed",
+    "masking": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
     "SiloDeclined DeadlinePassed Resumed",
-    "masking": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft SiloTrained MaskingOpened MaskAnswered "
-    "SiloDeclined DeadlinePassed Resumed",
-    "aggregating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered "
-    "Aggregated AggregationFailed BudgetExhausted Resumed",
-    "evaluating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft SiloDeclined EvaluationReported "
-    "DeadlinePassed Resumed",
-    "stopped": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft Resumed",
-    "finished": "PlanStarted PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared SiloLeft Resumed",
+    "aggregating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft UpdateCommitted MaskAnswered Aggregated AggregationFailed BudgetExhausted Resumed",
+    "evaluating": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft SiloDeclined EvaluationReported DeadlinePassed Resumed",
+    "stopped": "PlanStarted PlanStopped PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled "
+    "ReadinessDeclared SiloLeft Resumed",
+    "finished": "PlanStarted PlanPaused PlanResumed SiloRevoked GroupsChanged SiloEnrolled ReadinessDeclared "
+    "SiloLeft Resumed",
 }
 PAIRS = [(state, event) for state in ONE_OF_EACH_STATE.values() for event in ONE_OF_EACH_EVENT.values()]
 

@@ -372,7 +372,8 @@ def test_a_deadline_of_another_phase_closes_nothing() -> None:
 
 @pytest.mark.parametrize("drops", [False, True], ids=["whose seed is needed", "whose mask key is needed"])
 def test_sound_shares_of_another_secret_convict_the_dealer(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All boxes and commitments fit each other; what they give back is not what the rogue committed to or advertised."""
+    """All boxes and commitments fit each other; what they give back is not what the rogue committed to or
+    advertised."""
     deal = silo_own_dealing.dealt_shares
 
     def deal_another_secret(state: silo_states.Sharing, dealer: SiloName) -> tuple[share_box.KeyShares, ...]:

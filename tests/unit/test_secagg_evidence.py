@@ -73,7 +73,8 @@ def test_every_chunk_of_true_rounds_is_accepted(name: str, published: ParameterD
 def test_chunks_of_any_size_are_checked_to_the_last_word(
     sizes: tuple[int, ...], chunk_words: int, published: ParameterDtype, name: str, nominal: int | None
 ) -> None:
-    """The two last words lie in one chunk or in two, alone or behind coordinates; a chunk in bfloat16 has two stretches."""
+    """The two last words lie in one chunk or in two, alone or behind coordinates; a chunk in bfloat16 has two
+    stretches."""
     made = Rounds(
         optimizer=OPTIMIZERS[name],
         sizes=sizes,
@@ -278,7 +279,8 @@ def forged(evidence: Evidence, *indexes: int) -> Evidence:
 
 
 def test_no_signature_of_the_journal_can_be_forged() -> None:
-    """Of four who agreed on the survivors three are enough: without one of them the sum is the same, without two there is none."""
+    """Of four who agreed on the survivors three are enough: without one of them the sum is the same, without two there
+    is none."""
     evidence = Rounds().next(1).evidence
     agreed = [index for index, event in enumerate(evidence.journal) if isinstance(event, Agreement)]
     for index in range(1, len(evidence.journal)):

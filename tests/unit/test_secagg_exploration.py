@@ -1,7 +1,9 @@
-"""Every order of messages, restarts and restored disks that a hostile coordinator can bring one silo to, and what never comes of it.
+"""Every order of messages, restarts and restored disks that a hostile coordinator can bring one silo to, and what never
+comes of it.
 
-Everything is tried against the real silo machine (tests/support/exploration.py): a slice of it here, two attempts of two rounds of
-two plans with `make leak-search`. With a rule of the machine broken, the exploration finds what the rule is there for.
+Everything is tried against the real silo machine (tests/support/exploration.py): a slice of it here, two attempts of
+two rounds of two plans with `make leak-search`. With a rule of the machine broken, the exploration finds what the rule
+is there for.
 """
 
 import os
@@ -51,7 +53,8 @@ def learnt(exploration: Exploration, what: str) -> Collection[frozenset[Any]]:
 
 
 def test_a_silo_keeps_its_promises_in_every_order_of_messages_and_restarts() -> None:
-    """Two attempts of a round, with other rosters, deliveries, survivor sets and requests of each, and ones that do not fit."""
+    """Two attempts of a round, with other rosters, deliveries, survivor sets and requests of each, and ones that do not
+    fit."""
     explored = Exploration(Pool(plans=1, rounds=1, attempts=2)).run(own_promises_broken)
     check_covered(explored, 800)
     assert {"IntegrityError", "MalformedMessage"} <= set(explored.refusals)
@@ -95,7 +98,8 @@ def test_a_disk_that_is_put_back_twice_reveals_for_one_survivor_set_of_each_atte
     check_covered(explored, 15_000)
 
 
-# ---- broken on purpose -------------------------------------------------------------------------------------------------
+# ---- broken on purpose
+# -------------------------------------------------------------------------------------------------
 
 
 def own_promises(attempts: int = 1, check: Check = own_promises_broken) -> Exploration:

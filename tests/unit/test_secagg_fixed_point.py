@@ -1,4 +1,5 @@
-"""Fixed point: sums are exact and cannot overflow, rounding has no bias, errors stay far under what training notices."""
+"""Fixed point: sums are exact and cannot overflow, rounding has no bias, errors stay far under what training
+notices."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -186,7 +187,8 @@ def relative(secure: np.ndarray, plain: np.ndarray) -> float:
 def errors_of_rounds(
     cohort: int, rounds: int, *, agreement: float, bounds: Sequence[float]
 ) -> list[tuple[float, float, int]]:
-    """Per round: the relative error, the worst tensor's root mean square error as a multiple of what the module states, how many were cut.
+    """Per round: the relative error, the worst tensor's root mean square error as a multiple of what the module states,
+    how many were cut.
 
     Weights are 50 times apart and drift from round to round.
     """

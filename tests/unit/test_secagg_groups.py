@@ -1,4 +1,5 @@
-"""Release groups: what a partition says, how partitions form a chain, and what a silo signs and shows of incomplete groups."""
+"""Release groups: what a partition says, how partitions form a chain, and what a silo signs and shows of incomplete
+groups."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -283,7 +284,8 @@ def test_splitting_a_group_is_for_the_people_of_that_group() -> None:
 
 
 def test_who_leaves_votes_nobody_apart_by_itself() -> None:
-    """Four of seven, who are enough to sign, leave the other three behind; or a whole group leaves, and one of another with it."""
+    """Four of seven, who are enough to sign, leave the other three behind; or a whole group leaves, and one of another
+    with it."""
     first = link_of(7)
     left = successor(first, Partition.of([NAMES[4:7]]))
     assert "of silo-00, silo-01, silo-02, silo-03 alone" in objects(first, left)
@@ -296,7 +298,8 @@ def test_who_leaves_votes_nobody_apart_by_itself() -> None:
 @settings(max_examples=200)
 @given(data=st.data())
 def test_no_link_passes_by_itself_that_tells_apart_whom_its_signers_were_one_with(data: st.DataObject) -> None:
-    """Any two divisions: where no silo of the first objects, the atoms of the first are atoms of the second, or none was told apart."""
+    """Any two divisions: where no silo of the first objects, the atoms of the first are atoms of the second, or none
+    was told apart."""
 
     def division(names: list[SiloName]) -> Partition:
         places = data.draw(st.lists(st.integers(0, 3), min_size=len(names), max_size=len(names)))
@@ -314,7 +317,8 @@ def test_no_link_passes_by_itself_that_tells_apart_whom_its_signers_were_one_wit
 
 
 def test_who_is_left_behind_is_named_to_those_who_would_leave_it() -> None:
-    """The victim is said to have left for good; three of four signatures are enough, and its delta is the difference of two sums."""
+    """The victim is said to have left for good; three of four signatures are enough, and its delta is the difference of
+    two sums."""
     first = link_of(4)
     told = objects(first, successor(first, groups(3)))
     assert "are of silo-00, silo-01, silo-02 alone, of silo-03 alone (fewer than 3 silos)" in told
@@ -322,7 +326,8 @@ def test_who_is_left_behind_is_named_to_those_who_would_leave_it() -> None:
 
 
 def test_everything_that_is_learnt_is_said_at_once_the_own_silo_first() -> None:
-    """Each finding once hid those after it: an unpinned silo the split of the own atom, that one the silo that is split off elsewhere."""
+    """Each finding once hid those after it: an unpinned silo the split of the own atom, that one the silo that is split
+    off elsewhere."""
     first = link_of(8)
     split = Partition.of([[*NAMES[:2], NAMES[10]], NAMES[2:5], NAMES[5:7], [NAMES[7], *NAMES[8:10]]])
     told = objects(first, successor(first, split), of=NAMES[1], pinned=NAMES[:10])
@@ -412,8 +417,9 @@ def test_a_promise_rises_by_itself_to_what_policy_says_and_goes_beyond_or_falls_
     rises = successor(first, groups(6), higher)
     assert objects(first, rises, asks=higher) == ""
     assert objects(first, rises) == (
-        "these release groups promise more than this silo's policy asks for, and than those before: colluders 2 where 1 would do, "
-        "smallest_group 5 where 3 would do. What follows them, also to take that back, needs the signatures of 5 of 6 silos"
+        "these release groups promise more than this silo's policy asks for, and than those before: colluders 2 "
+        "where 1 would do, smallest_group 5 where 3 would do. What follows them, also to take that back, needs the "
+        "signatures of 5 of 6 silos"
     )
     assert "smallest_group 5 where 4 would do" in objects(first, rises, asks=Promise(colluders=2, smallest_group=4))
     assert objects(rises, successor(rises, groups(6, 5))) == "", "it is promised already"

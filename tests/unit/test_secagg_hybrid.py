@@ -1,7 +1,9 @@
-"""Keys between two silos take a secret of X25519 and one of ML-KEM-768: neither kind alone leads to a mask or into a box.
+"""Keys between two silos take a secret of X25519 and one of ML-KEM-768: neither kind alone leads to a mask or into a
+box.
 
-What a recorder may break one day is played by handing out one kind's secrets: with all of X25519, or all of ML-KEM, the keys
-that come out must be others than the true ones. The dealers' side is played by rogues that encapsulate, copy and commit as they like.
+What a recorder may break one day is played by handing out one kind's secrets: with all of X25519, or all of ML-KEM, the
+keys that come out must be others than the true ones. The dealers' side is played by rogues that encapsulate, copy and
+commit as they like.
 """
 
 from collections.abc import Callable
@@ -181,7 +183,8 @@ def test_a_commitment_to_another_pair_secret_than_the_box_holds_is_complained_of
 
 @pytest.mark.parametrize("part", ["covered", "ciphertext"])
 def test_a_copy_of_another_pair_secret_convicts_its_dealer_when_the_second_drops(part: str) -> None:
-    """Box and commitment fit; what the second's mask secret leads to does not. Nothing is unmasked, and the first is named."""
+    """Box and commitment fit; what the second's mask secret leads to does not. Nothing is unmasked, and the first is
+    named."""
     change = {part: spoilt}
     federation = dealt_with(lambda copy: replace(copy, **{part: change[part](getattr(copy, part))}))
     federation.run(drops={SECOND: "masked input"})
@@ -194,7 +197,8 @@ def test_a_copy_of_another_pair_secret_convicts_its_dealer_when_the_second_drops
 @pytest.mark.parametrize("part", ["mask_key", "box_key"])
 @pytest.mark.parametrize("size", [32, KEM_KEY_BYTES, KEM_KEY_BYTES + 33])
 def test_a_key_of_one_kind_alone_is_no_key(part: str, size: int) -> None:
-    """An agent of before, or a coordinator that takes the other half out: there is no message in which one kind is enough."""
+    """An agent of before, or a coordinator that takes the other half out: there is no message in which one kind is
+    enough."""
     federation = Federation(4).run(until="share keys")
     advertised = next(message for message in federation.seen if isinstance(message, Advertisement))
     with pytest.raises(MalformedMessage, match=r"bytes|without ML-KEM-768: upgrade its agent"):

@@ -1,7 +1,7 @@
 """What a hostile coordinator's sums come to, together: no combination is of fewer honest silos than was promised.
 
-Hostile schedules are played against real silo machines and chains (tests/support/leak_search.py). With a rule switched off, the
-search finds the leak that the rule is there for. `make leak-search` plays hundreds.
+Hostile schedules are played against real silo machines and chains (tests/support/leak_search.py). With a rule switched
+off, the search finds the leak that the rule is there for. `make leak-search` plays hundreds.
 """
 
 import os
@@ -37,7 +37,8 @@ class Shape:
 
     @property
     def bound(self) -> int:
-        """Of the fewest honest silos that a sum, or a combination of sums, is of; of a mixed world, where a strict one is among them."""
+        """Of the fewest honest silos that a sum, or a combination of sums, is of; of a mixed world, where a strict one
+        is among them."""
         return max(self.smallest_group, self.colluders + 2) - self.colluders
 
     def world(self, folder: Path, seed: int) -> World:
@@ -152,8 +153,8 @@ class OwnNumbers(group_chain.GroupChain):
 
 
 def forked(folder: Path) -> World:
-    """Nine silos of which the first asks for two colluders, and the others for none. The last two show each half of the others another
-    division in which they are together; the first silo is in neither, and its people say nothing."""
+    """Nine silos of which the first asks for two colluders, and the others for none. The last two show each half of the
+    others another division in which they are together; the first silo is in neither, and its people say nothing."""
     world = Shape(9, 2, 4, strict_share=0.0).world(folder, seeded("forked"))
     strict, *others = world.honest
     colluders = world.names[7:]

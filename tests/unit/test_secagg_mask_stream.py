@@ -52,7 +52,8 @@ def test_any_stretch_of_the_stream_can_be_had_alone(start: int) -> None:
     "start", [0, 3, 4, LONG_WORDS, (1 << 34) - LONG_WORDS - 5, (1 << 34) - 9, 1 << 34, (1 << 36) + 1]
 )
 def test_a_long_stretch_is_what_its_short_pieces_are(start: int) -> None:
-    """A long one comes by another way, and where that ends by the plain one; 2^34 words are where GCM's counter runs over."""
+    """A long one comes by another way, and where that ends by the plain one; 2^34 words are where GCM's counter runs
+    over."""
     count = LONG_WORDS + 77
     pieces = [words(stream(), min(10_000, count - at), start + at) for at in range(0, count, 10_000)]
     assert np.array_equal(words(stream(), count, start), np.concatenate(pieces))

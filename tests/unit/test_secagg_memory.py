@@ -1,7 +1,8 @@
 """A silo whose disk went back as a whole is told so by the others of its release group, before it deals to anybody.
 
-A hostile coordinator chooses the cohorts, how far each attempt gets and with whom, which attempts it only pretends to open, and
-the instants at which the silo's disk is copied and put back. It colludes with some silos, which say of others what it likes.
+A hostile coordinator chooses the cohorts, how far each attempt gets and with whom, which attempts it only pretends to
+open, and the instants at which the silo's disk is copied and put back. It colludes with some silos, which say of others
+what it likes.
 """
 
 import os

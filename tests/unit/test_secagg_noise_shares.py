@@ -1,4 +1,5 @@
-"""Noise that silos make before they mask: its size in any cohort, room in 32-bit words, and what a masked vector is with it."""
+"""Noise that silos make before they mask: its size in any cohort, room in 32-bit words, and what a masked vector is
+with it."""
 
 import math
 from dataclasses import replace
@@ -271,7 +272,8 @@ def test_a_roster_that_encodes_otherwise_than_the_plan_is_refused(tmp_path: Path
 
 
 def _with_colluders(good: Parameters) -> Parameters:
-    """More colluders, and the encoding of none: each silo's noise would be made for more honest silos than there are."""
+    """More colluders, and the encoding of none: each silo's noise would be made for more honest silos than there
+    are."""
     return replace(good, colluders=2)
 
 
@@ -282,7 +284,8 @@ def test_ranges_hold_any_clipped_delta() -> None:
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("epsilon", [0.25, 1.0, 3.0])
 def test_the_coarsest_noise_there_is_costs_what_its_gaussian_costs(noise: float, epsilon: float) -> None:
-    """All of one silo's part in one coordinate, which leaves the privacy loss the coarsest steps; sigma of the least bits."""
+    """All of one silo's part in one coordinate, which leaves the privacy loss the coarsest steps; sigma of the least
+    bits."""
     sigma = 2**LEAST_BITS
     shift = math.floor(sigma / noise)
     values = np.arange(-12 * sigma, 12 * sigma + 1)

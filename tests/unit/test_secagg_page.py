@@ -1,7 +1,8 @@
-"""The page is the specification: what was written from it alone, by somebody who had not read the code, meets all vectors.
+"""The page is the specification: what was written from it alone, by somebody who had not read the code, meets all
+vectors.
 
-tests/support/secagg_from_page.py imports nothing of Lorica. Here it plays both sides of every vector, tampered events among them, and then
-runs against itself where no vector goes.
+tests/support/secagg_from_page.py imports nothing of Lorica. Here it plays both sides of every vector, tampered events
+among them, and then runs against itself where no vector goes.
 """
 
 import ast
@@ -336,7 +337,8 @@ def test_tampered(i):
         assert [list(b) for b in p.do(t["actor"], t["event"])[1]] == t["outcome"]["blamed"]
 
 
-# ---------------------------------------------------------------- courses that no vector has: this implementation against itself
+# ---------------------------------------------------------------- courses that no vector has: this implementation
+# against itself
 def federation(groups, n=7, seen=None):
     names = [f"silo-{i:02}" for i in range(n)]
     keys = {s: bytes([i + 1]) * 32 for i, s in enumerate(names)}

@@ -1,4 +1,5 @@
-"""The step from a sum to the next model has the same bits on every CPU, however it is cut: silos prove a coordinator false by them."""
+"""The step from a sum to the next model has the same bits on every CPU, however it is cut: silos prove a coordinator
+false by them."""
 
 import json
 import os

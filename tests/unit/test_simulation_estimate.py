@@ -1,4 +1,5 @@
-"""What a dry run counts, by hand and against the parts themselves; the measuring runs in tests/integration/test_simulation.py."""
+"""What a dry run counts, by hand and against the parts themselves; the measuring runs in
+tests/integration/test_simulation.py."""
 
 from collections import Counter
 from typing import Any
@@ -54,7 +55,8 @@ def model() -> Any:
 
 
 def plan_of(model: Any, **sections: Any) -> PlanBundle:
-    """8 examples in an effective batch, two epochs; scored at the beginning, after round 2 and at the end, after round 3."""
+    """8 examples in an effective batch, two epochs; scored at the beginning, after round 2 and at the end, after round
+    3."""
     return bundle_of(
         model,
         **{

@@ -1,4 +1,5 @@
-"""How silos are shared out among workers, and what goes through their pipes; the processes run in tests/integration/test_simulation.py."""
+"""How silos are shared out among workers, and what goes through their pipes; the processes run in
+tests/integration/test_simulation.py."""
 
 import pickle
 

@@ -187,7 +187,9 @@ def test_both_stand_under_the_systemd_unit_of_the_agent() -> None:
 
 
 def test_a_wall_that_is_claimed_and_lets_through_is_not_told_as_standing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_START", planted("from silo_agent.sql_sandbox import jail; jail._READ = (*jail._READ, jail.Allowed('socketpair')); jail.landlock.give_up_files = lambda *a, **k: None"))  # fmt: skip
+    monkeypatch.setattr(sandbox, "_START", planted("from silo_agent.sql_sandbox import jail; jail._READ = "
+                                                   "(*jail._READ, jail.Allowed('socketpair')); "
+                                                   "jail.landlock.give_up_files = lambda *a, **k: None"))  # fmt: skip
     assert probe_jail() == Walls(0, seccomp=False)
 
 

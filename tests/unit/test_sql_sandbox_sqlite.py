@@ -1,4 +1,5 @@
-"""SQL that a model wrote, against SQLite: each attack by name, and after each the file's bytes and an honest question."""
+"""SQL that a model wrote, against SQLite: each attack by name, and after each the file's bytes and an honest
+question."""
 
 import hashlib
 import os
@@ -434,7 +435,8 @@ def test_a_wal_database_is_read_without_a_file_beside_it(tmp_path: Path) -> None
 def test_a_wal_left_by_a_crash_is_read(tmp_path: Path) -> None:
     path = tmp_path / "wal.db"
     run_python(
-        f"c = sqlite3.connect({str(path)!r}); c.execute('PRAGMA journal_mode=WAL'); c.executescript('CREATE TABLE t (a); INSERT INTO t VALUES (5)')"
+        f"c = sqlite3.connect({str(path)!r}); c.execute('PRAGMA journal_mode=WAL'); c.executescript('CREATE TABLE t "
+        "(a); INSERT INTO t VALUES (5)')"
     )
     before = contents(tmp_path)
     assert (tmp_path / "wal.db-wal").stat().st_size > 0

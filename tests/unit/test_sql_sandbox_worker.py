@@ -96,8 +96,9 @@ def test_memory_and_processor_time_are_bounded(box: Sandbox, name: str) -> None:
 
 def test_the_worker_loads_neither_torch_nor_the_network_stack_of_the_agent() -> None:
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:]; import silo_agent.sql_sandbox.worker, silo_agent.sql_sandbox.sqlite_session;"
-        "print([m for m in ('torch', 'numpy', 'grpc', 'sqlalchemy', 'pydantic', 'psycopg') if m in sys.modules])"
+        "import sys; sys.path[:0] = sys.argv[1:]; import silo_agent.sql_sandbox.worker, "
+        "silo_agent.sql_sandbox.sqlite_session;print([m for m in ('torch', 'numpy', 'grpc', 'sqlalchemy', 'pydantic', "
+        "'psycopg') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-I", "-c", code, *sandbox.CODE], text=True).strip() == "[]"
 

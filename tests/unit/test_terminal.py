@@ -1,4 +1,5 @@
-"""What commands print is what is there: brackets of names and help texts survive, and no table loses a value at any width."""
+"""What commands print is what is there: brackets of names and help texts survive, and no table loses a value at any
+width."""
 
 import io
 import re

@@ -1,4 +1,5 @@
-"""A training that was killed and went on gives what an undisturbed one gives, bit for bit; a checkpoint never does harm."""
+"""A training that was killed and went on gives what an undisturbed one gives, bit for bit; a checkpoint never does
+harm."""
 
 import json
 import os

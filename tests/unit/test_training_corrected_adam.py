@@ -38,7 +38,8 @@ def stepped(
 
 
 def test_the_first_step_is_what_a_hand_computes() -> None:
-    """Noise of deviation 3, gradients 5, -3 and 1: m / sqrt(m^2 - 9) is 5 / 4; the others are at the floor, 0.25 x 9 = 1.5^2."""
+    """Noise of deviation 3, gradients 5, -3 and 1: m / sqrt(m^2 - 9) is 5 / 4; the others are at the floor, 0.25 x 9 =
+    1.5^2."""
     assert stepped([[5.0, -3.0, 1.0]], noise=3.0, floor=0.25) == pytest.approx([-5 / 4, 3 / 1.5, -1 / 1.5], rel=1e-6)
 
 
@@ -49,7 +50,8 @@ def test_the_second_step_has_means_without_the_bias_of_their_beginning() -> None
 
 
 def test_many_steps_are_those_of_a_float64_oracle() -> None:
-    """As in the paper, in units of the gradient: v - s^2 beside the floor, s far from 1; rate and decay as AdamW has them."""
+    """As in the paper, in units of the gradient: v - s^2 beside the floor, s far from 1; rate and decay as AdamW has
+    them."""
     generator = np.random.default_rng(3)
     noise, floor, lr, decay = 1e-4, 0.2, 0.02, 0.1
     signal = np.array([0.0, 1e-5, 1e-4, 1e-3, -1e-2] * 40)

@@ -1,4 +1,5 @@
-"""bfloat16 updates: what travels, what is kept of it, and that nothing is lost, doubled or trusted that should not be."""
+"""bfloat16 updates: what travels, what is kept of it, and that nothing is lost, doubled or trusted that should not
+be."""
 
 import os
 import signal
@@ -337,7 +338,8 @@ def test_an_update_that_cannot_be_written_is_named(silo: Silo) -> None:
 
 
 def killed(work: Callable[[], object], function: str, number: int) -> None:
-    """Do `work` in a copy of this process that is killed before the `number`-th call of `os.function`, if there are so many."""
+    """Do `work` in a copy of this process that is killed before the `number`-th call of `os.function`, if there are so
+    many."""
     child = os.fork()
     if child == 0:
         original, calls = getattr(os, function), 0

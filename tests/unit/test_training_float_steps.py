@@ -1,4 +1,5 @@
-"""Float32's own steps make a lattice of a sum of deltas, which tells its parts; with noise within a step there is none."""
+"""Float32's own steps make a lattice of a sum of deltas, which tells its parts; with noise within a step there is
+none."""
 
 import copy
 from dataclasses import replace
@@ -52,7 +53,8 @@ def examples_of(silo: int) -> EncodedExamples:
 
 
 class Round:
-    """One honest round: what each silo's embedding moved by, what it weighs, and what the sum is of the masked vectors."""
+    """One honest round: what each silo's embedding moved by, what it weighs, and what the sum is of the masked
+    vectors."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -96,7 +98,8 @@ class Round:
     def taken_apart(self) -> tuple[float, list[float], list[float]]:
         """By who knows the weights, which reduction of the lattice tells.
 
-        The share of the numbers that are of the lattice; there, how like each silo's delta is to what is found, and to the sum.
+        The share of the numbers that are of the lattice; there, how like each silo's delta is to what is found, and to
+        the sum.
         """
         few = (np.abs(self.model) > LARGE) & (np.abs(self.total) > 1e-3 * spacing(self.model))
         step = spacing(self.model)[few]
@@ -137,7 +140,8 @@ def test_attack_a_sum_is_no_lattice_of_float32s_steps(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("divisor", [2**8, 2**16, 2**20])
 def test_attack_nothing_of_the_noise_falls_out_of_what_a_division_of_the_sum_leaves_over(divisor: int) -> None:
-    """Were the noise whole multiples of a part of a step, as in each silo so in the sum, what is left over were the deltas'.
+    """Were the noise whole multiples of a part of a step, as in each silo so in the sum, what is left over were the
+    deltas'.
 
     Weights 0.31 and so on of steps are then seen by their fractions. With a power of two float32 rounds nothing away.
     """
@@ -156,7 +160,8 @@ def smooth_steps(count: int, deviation: float) -> Doubles:
 
 @pytest.mark.parametrize("deviation", [2.0, 6.0])
 def test_attack_no_frequency_of_a_sum_tells_a_weight(deviation: float) -> None:
-    """Of numbers that one silo alone moved, by a few steps; the others' noise is in them, too. One uniform number would not do."""
+    """Of numbers that one silo alone moved, by a few steps; the others' noise is in them, too. One uniform number would
+    not do."""
     weights, count = (0.31, 0.17, 0.08), 1 << 17
     binades = np.ones(count, dtype="<f4")
     own = enumerate(weights)

@@ -1,4 +1,5 @@
-"""The average of a private round's iterates: by hand, beside float64, nothing else of the training differs, and what is refused."""
+"""The average of a private round's iterates: by hand, beside float64, nothing else of the training differs, and what is
+refused."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ def averaged(iterates: Any, decay: float) -> Any:
 
 
 def test_two_iterates_are_averaged_as_by_hand() -> None:
-    """From 0 to 1 and 2: 0.1 x 0 + 0.9 x 1 = 0.9, then 2/11 x 0.9 + 9/11 x 2 = 1.8. A decay of 0.15: 0.15 x 0.9 + 0.85 x 2."""
+    """From 0 to 1 and 2: 0.1 x 0 + 0.9 x 1 = 0.9, then 2/11 x 0.9 + 9/11 x 2 = 1.8. A decay of 0.15: 0.15 x 0.9 + 0.85
+    x 2."""
     assert averaged([[0.0], [1.0], [2.0]], 0.9999) == pytest.approx([1.8])
     assert averaged([[0.0], [1.0], [2.0]], 0.15) == pytest.approx([1.835])
     assert averaged([[3.0], [3.0], [3.0]], 0.5) == pytest.approx([3.0])
@@ -59,7 +61,8 @@ def test_many_iterates_are_averaged_as_by_a_float64_oracle() -> None:
 
 @dataclass
 class Seen:
-    """Of one training: what was drawn, each noised gradient, each iterate, and the sums of losses that the weight is made of."""
+    """Of one training: what was drawn, each noised gradient, each iterate, and the sums of losses that the weight is
+    made of."""
 
     drawn: list[list[int]] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)

@@ -95,7 +95,8 @@ def test_same_seed_same_bytes_other_seed_other_bytes() -> None:
 
 
 def test_accumulation_equals_one_large_batch() -> None:
-    """Token-mean over the effective batch: 3 batches of 2 make the very step of 1 batch of 6, lengths notwithstanding."""
+    """Token-mean over the effective batch: 3 batches of 2 make the very step of 1 batch of 6, lengths
+    notwithstanding."""
     accumulated, at_once = model(), model()
     first = train(accumulated, encoded(6), section(gradient_accumulation=3, max_grad_norm=0.0))
     second = train(at_once, encoded(6), section(batch_size=6, max_grad_norm=0.0))
@@ -111,7 +112,8 @@ def test_accumulation_equals_one_large_batch() -> None:
 
 
 def test_what_is_left_of_an_effective_batch_is_neither_dropped_nor_inflated() -> None:
-    """7 examples in batches of 2, 3 to an effective batch: steps over 3 and 1 batches; each loss is a plain token mean."""
+    """7 examples in batches of 2, 3 to an effective batch: steps over 3 and 1 batches; each loss is a plain token
+    mean."""
     seen: list[tuple[float, float]] = []
     start = model()
     summary = train(model(), encoded(), section(gradient_accumulation=3, learning_rate=1e-7), seen=seen)
@@ -125,7 +127,8 @@ def test_what_is_left_of_an_effective_batch_is_neither_dropped_nor_inflated() ->
 
 
 def test_logged_losses_are_token_means_of_their_windows() -> None:
-    """By hand: windows of 2 steps: (10 + 20) / (5 + 10) = 2, (30 + 6) / (6 + 6) = 3; then one step alone: 4 / 8 = 0.5."""
+    """By hand: windows of 2 steps: (10 + 20) / (5 + 10) = 2, (30 + 6) / (6 + 6) = 3; then one step alone: 4 / 8 =
+    0.5."""
     log = LossLog.empty(2)
     for loss_sum, tokens in [(10.0, 5), (20.0, 10), (30.0, 6), (6.0, 6), (4.0, 8)]:
         log.add(loss_sum, tokens)
@@ -163,7 +166,8 @@ def test_the_schedule_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_adafactor_makes_the_reference_updates() -> None:
-    """Shazeer and Stern 2018, Algorithms 4 and 5 with a fixed step size, worked in float64 for a matrix and a vector."""
+    """Shazeer and Stern 2018, Algorithms 4 and 5 with a fixed step size, worked in float64 for a matrix and a
+    vector."""
     lr, steps = 0.05, 4
     generator = torch.Generator().manual_seed(3)
     matrix, vector = (torch.randn(shape, generator=generator) for shape in ((4, 3), (5,)))

@@ -1,4 +1,5 @@
-"""The silo's masked vector: encoded and masked as the protocol says, the same bytes whenever it is made, nothing left behind."""
+"""The silo's masked vector: encoded and masked as the protocol says, the same bytes whenever it is made, nothing left
+behind."""
 
 import errno
 import os
@@ -124,7 +125,8 @@ def test_a_long_delta_is_scaled_down_before_it_is_encoded(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_tensor_beyond_its_range_is_scaled_as_a_whole_and_counted(tmp_path: Path, threads: int) -> None:
-    """Its largest number is in another chunk than most of it. What is within its range stays as it was, to the last bit."""
+    """Its largest number is in another chunk than most of it. What is within its range stays as it was, to the last
+    bit."""
     delta = DELTA.copy()
     delta[4] = -40.0  # times 7 / 100 is 2.8: its range is 0.5
     delta[5:9] = 7.5  # 0.525
@@ -230,9 +232,11 @@ def test_the_page_says_how_what_is_beyond_its_range_is_scaled(tmp_path: Path, we
 
 
 def test_attack_what_heavy_silos_put_in_is_no_grid_beside_which_a_light_one_is_seen(tmp_path: Path) -> None:
-    """Deltas of one size, by numbers of examples: three silos are beyond the range nearly everywhere, the fourth is within it.
+    """Deltas of one size, by numbers of examples: three silos are beyond the range nearly everywhere, the fourth is
+    within it.
 
-    Were they cut, each of the three would add plus or minus the range, and the rest would be the fourth's delta with a cosine of 0.8 and more.
+    Were they cut, each of the three would add plus or minus the range, and the rest would be the fourth's delta with a
+    cosine of 0.8 and more.
     """
     drawn, weights, bound, size = np.random.default_rng(3), (300.0, 260.0, 240.0, 3.0), 1e-3, 20_000
     deltas = [drawn.normal(0, 25 * bound, size).astype("<f4") for _ in weights]

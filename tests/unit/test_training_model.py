@@ -56,7 +56,8 @@ def test_an_output_layer_of_its_own_is_a_tensor_of_its_own() -> None:
 def test_a_built_model_computes_what_the_original_does(
     make: Callable[..., T5ForConditionalGeneration], tmp_path: Path
 ) -> None:
-    """Also v1.1: transformers ties whatever config.json says, so the layout alone tells that the output layer is apart."""
+    """Also v1.1: transformers ties whatever config.json says, so the layout alone tells that the output layer is
+    apart."""
     original = make()
     bundle = bundle_of(original)
     model = build_model(bundle.files, bundle.layout, device=CPU).eval()

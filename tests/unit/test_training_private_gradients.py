@@ -116,7 +116,8 @@ def test_ragged_batches(backend: Backend, gated: bool, tied: bool, sizes: tuple[
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_batch_source_and_target_of_one_size(backend: Backend, tied: bool) -> None:
-    """The relative position bias has no batch dimension: of (6, 6) positions and 6 examples hooks make nonsense, silently."""
+    """The relative position bias has no batch dimension: of (6, 6) positions and 6 examples hooks make nonsense,
+    silently."""
     check_beside_the_loop(t5(tied=tied), batch_of(6, 6, 6, ragged=False), backend)
 
 

@@ -417,7 +417,8 @@ def test_training_stops_when_it_is_asked_to() -> None:
 @pytest.mark.parametrize("feed_forward", ["silu", "gelu_new", "gated-gelu", "relu"])
 @pytest.mark.parametrize("width", [9, 11, 13])
 def test_no_activation_rounds_otherwise_where_examples_are_together(feed_forward: str, width: int) -> None:
-    """What is left beside whole vectors of the processor, with an odd width, is the last of an example that is alone."""
+    """What is left beside whole vectors of the processor, with an odd width, is the last of an example that is
+    alone."""
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": width, "num_heads": 1, "num_layers": 1}
     model = random_model(dropout_rate=0.0, feed_forward_proj=feed_forward, **sizes)
     words = model.config.vocab_size

@@ -1,9 +1,12 @@
-"""A sum of deltas whose numbers are all of one size could be taken apart; deltas that are spread tell no more than their share.
+"""A sum of deltas whose numbers are all of one size could be taken apart; deltas that are spread tell no more than
+their share.
 
-So could the rows and columns that one step reached: their size is a public function of that step and of how many steps there were.
+So could the rows and columns that one step reached: their size is a public function of that step and of how many steps
+there were.
 
-The attack knows the weights and the size of a step, which is more than a coordinator has: at each coordinate it takes the signs whose
-weighted sum is nearest. `cosine` is what it finds beside what it looks for; `share` is what the plain sum has in common with a part.
+The attack knows the weights and the size of a step, which is more than a coordinator has: at each coordinate it takes
+the signs whose weighted sum is nearest. `cosine` is what it finds beside what it looks for; `share` is what the plain
+sum has in common with a part.
 """
 
 import copy
@@ -222,7 +225,8 @@ def examples_of(silo: int) -> EncodedExamples:
 
 
 def rows_of_words(folder: Path, silo: int, own: Spread | None) -> Floats:
-    """The embedding's rows in a silo's delta after one epoch of one record a step, by the true trainer, as they would be masked."""
+    """The embedding's rows in a silo's delta after one epoch of one record a step, by the true trainer, as they would
+    be masked."""
     folder.mkdir()
     before = random_model(
         untied=True, tie_word_embeddings=False, vocab_size=WORDS, d_model=WIDTH, num_layers=1, dropout_rate=0.0

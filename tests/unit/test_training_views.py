@@ -1,4 +1,5 @@
-"""Views of a record in private training: their words, the clipped mean of their gradients beside float64, what stays as it is, and what is refused."""
+"""Views of a record in private training: their words, the clipped mean of their gradients beside float64, what stays as
+it is, and what is refused."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -76,7 +77,8 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def mean_gradients(model: nn.Module, examples: EncodedExamples) -> list[torch.Tensor]:
-    """Of each example, flat and float64, by transformers' own forward pass, one view at a time and without padding: the mean over views."""
+    """Of each example, flat and float64, by transformers' own forward pass, one view at a time and without padding: the
+    mean over views."""
     exact: Any = copy.deepcopy(model).double().eval()
     found = []
     for index in range(len(examples)):

@@ -1,7 +1,8 @@
-"""Every field of every message that a silo can send, what covers it under differential privacy, and a round that is held against that.
+"""Every field of every message that a silo can send, what covers it under differential privacy, and a round that is
+held against that.
 
-A field that is not in the table fails, so nobody adds one without saying why it may leave. When a silo sends something, and
-whether it sends anything at all, is not in the table: that is a stated limit (ops/docs/privacy.md).
+A field that is not in the table fails, so nobody adds one without saying why it may leave. When a silo sends something,
+and whether it sends anything at all, is not in the table: that is a stated limit (ops/docs/privacy.md).
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Chunks as bytes: what protobuf writes is read, what is written protobuf reads, and nothing is read that protobuf would not."""
+"""Chunks as bytes: what protobuf writes is read, what is written protobuf reads, and nothing is read that protobuf
+would not."""
 
 import numpy as np
 import pytest

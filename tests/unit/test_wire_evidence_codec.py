@@ -1,4 +1,5 @@
-"""Evidence and proofs as bytes: they come back as they went, convict who lied, and nobody else whatever is changed in them."""
+"""Evidence and proofs as bytes: they come back as they went, convict who lied, and nobody else whatever is changed in
+them."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""The bounded HTTP server over TLS, where what it has sent is not yet on its way: a slow reader gets all of an answer."""
+"""The bounded HTTP server over TLS, where what it has sent is not yet on its way: a slow reader gets all of an
+answer."""
 
 import asyncio
 import socket

@@ -113,18 +113,18 @@ MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True, "agg
     [
         (
             {"schedule__min_silos": 2},
-            "[schedule] min_silos = 2 is too few for secure aggregation, since a sum of two shows each the other: raise it "
-            "to at least 3",
+            "[schedule] min_silos = 2 is too few for secure aggregation, since a sum of two shows each the other: "
+            "raise it to at least 3",
         ),
         (
             {"aggregation__max_weight_share": 0.5},
-            "[aggregation] max_weight_share = 0.5 cannot be applied to masked updates, of which only the sum is seen: set "
-            "it to 0",
+            "[aggregation] max_weight_share = 0.5 cannot be applied to masked updates, of which only the sum is "
+            "seen: set it to 0",
         ),
         (
             {"aggregation__max_weight": 0.0},
-            '[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "lorar": a masked sum has one cap on '
-            "weights for the whole plan; set max_weight to what the largest silo may weigh",
+            '[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "lorar": a masked sum has '
+            "one cap on weights for the whole plan; set max_weight to what the largest silo may weigh",
         ),
         ({"wire__update": "bfloat16"}, '[wire] update = "bfloat16" does not go with secure_aggregation'),
         (
@@ -163,8 +163,9 @@ def test_a_plan_whose_masks_could_not_hold_is_refused(changes: dict[str, Any], s
     [
         (
             {"training__weight_decay": 1e-9},
-            "[training] weight_decay = 1e-09 does not go with secure_aggregation: it moves parameters that no example reaches by "
-            "a public function of a silo's optimizer steps, and one sum tells the steps of all silos; set it to 0",
+            "[training] weight_decay = 1e-09 does not go with secure_aggregation: it moves parameters that no "
+            "example reaches by a public function of a silo's optimizer steps, and one sum tells the steps of all "
+            "silos; set it to 0",
         ),
         ({"training__fedprox_mu": 10.1}, "fedprox_mu = 10.1 does not go with secure_aggregation"),
         ({"training__max_grad_norm": 9e-4}, "max_grad_norm = 0.0009 leaves next to nothing of a gradient"),

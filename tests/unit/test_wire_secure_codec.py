@@ -1,4 +1,5 @@
-"""Secure aggregation on the wire and in journals: what goes in comes out, to the bit; nothing else comes out of anything."""
+"""Secure aggregation on the wire and in journals: what goes in comes out, to the bit; nothing else comes out of
+anything."""
 
 import math
 import struct

@@ -1,4 +1,5 @@
-"""What a plan's tokenizer may be made of under masks: those of T5's family pass, and parts that lose what a text says do not."""
+"""What a plan's tokenizer may be made of under masks: those of T5's family pass, and parts that lose what a text says
+do not."""
 
 import base64
 import json
@@ -122,7 +123,8 @@ SPLIT = part_of(pre_tokenizers.Split(Regex("[^x]"), "removed"))
     ("name", "part", "says"),
     [
         ("normalizer", part_of(REGEX), "normalizer has Replace of the regular expression"),
-        ("normalizer", part_of(normalizers.Sequence([normalizers.NFKC(), REGEX])), "normalizer has Replace of the regular"),
+        ("normalizer", part_of(normalizers.Sequence([normalizers.NFKC(), REGEX])), "normalizer has Replace of the "
+                                                                                   "regular"),
         ("normalizer", part_of(LITERAL), 'normalizer has Replace of "e" by ""'),
         ("normalizer", part_of(normalizers.Replace(" ", "leeds")), 'normalizer has Replace of " " by "leeds"'),
         ("normalizer", part_of(normalizers.BertNormalizer()), 'normalizer has "BertNormalizer"'),
@@ -264,7 +266,8 @@ QAMATS, FATHA = "\N{HEBREW POINT QAMATS}", "\N{ARABIC FATHA}"
     ids=["e", "upper case of e", "E as it is", "Hebrew", "Arabic", "Cyrillic", "e with a mark", "Hebrew with a point", "Arabic with a vowel"],
 )  # fmt: skip
 def test_attack_a_character_map_that_loses_marks_behind_letters(key: str, text: str, marks: str, says: str) -> None:
-    """The library looks up a letter with its marks by the first text that there is, and puts that in the place of all."""
+    """The library looks up a letter with its marks by the first text that there is, and puts that in the place of
+    all."""
     made = precompiled(raw_map({key: text}, nodes=16))
     letter = key[0]
     normalised = Tokenizer.from_str(json.dumps(made)).normalizer.normalize_str(f"{letter}{marks}")
@@ -334,8 +337,10 @@ def test_attack_a_small_character_map_that_takes_a_lot_of_memory() -> None:
 # --- different texts stay different -----------------------------------------------------------------------------------
 
 TEXTS = (
-    "how many people live in paris", "how many people live in leeds", "how many people", "who is the oldest patient of doctor smith",
-    "select count from patient where age is 30", "select count from patient where age is 31", "be", "bee", "a", "aa", "aaa", "zygote",
+    "how many people live in paris", "how many people live in leeds", "how many people", "who is the oldest patient "
+                                                                                         "of doctor smith",
+    "select count from patient where age "
+    "is 30", "select count from patient where age is 31", "be", "bee", "a", "aa", "aaa", "zygote",
     f"{'the patient of the doctor ' * 9}was smith", f"{'the patient of the doctor ' * 9}was weiss",
 )  # fmt: skip
 """Of letters that each have a piece; no two are alike but for white space."""

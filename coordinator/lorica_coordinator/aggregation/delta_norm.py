@@ -1,8 +1,8 @@
 """The L2 norm of a delta, measured by the coordinator, because a norm that a silo reports caps nothing.
 
-It is found chunk by chunk as the chunks arrive: `sum_of_squares` of each, then `norm_of` all of them in order. Rows of a
-fixed length are summed in float32, which is accurate to about 1e-7, their sums in float64. Nothing here depends on the
-thread count, so the same chunks give the same norm, and with it the same bits of the aggregate.
+It is found chunk by chunk as the chunks arrive: `sum_of_squares` of each, then `norm_of` all of them in order. Rows of
+a fixed length are summed in float32, which is accurate to about 1e-7, their sums in float64. Nothing here depends on
+the thread count, so the same chunks give the same norm, and with it the same bits of the aggregate.
 """
 
 import math
@@ -25,8 +25,8 @@ def sum_of_squares(chunk: bytes | memoryview, dtype: str) -> float:
     """
     if dtype == "float32":
         return _of_floats(_aligned(chunk, "<f4"))
-    # A bfloat16 is a float32 without its last 16 bits. Two of them are one word: the upper one is a float32 once the lower is
-    # masked out, the lower one is once it is shifted up.
+    # A bfloat16 is a float32 without its last 16 bits. Two of them are one word: the upper one is a float32 once the
+    # lower is masked out, the lower one is once it is shifted up.
     even = len(chunk) // 4 * 4
     words = _aligned(chunk[:even], "<u4")
     floats = words << np.uint32(16)
@@ -39,7 +39,8 @@ def sum_of_squares(chunk: bytes | memoryview, dtype: str) -> float:
 
 
 def _aligned(chunk: bytes | memoryview, dtype: str) -> NDArray[Any]:
-    """The chunk as an array; copied where it does not begin at a multiple of an item, which costs less than computing so."""
+    """The chunk as an array; copied where it does not begin at a multiple of an item, which costs less than computing
+    so."""
     values = np.frombuffer(chunk, dtype=dtype)
     return values if values.flags.aligned else np.frombuffer(bytes(chunk), dtype=dtype)
 

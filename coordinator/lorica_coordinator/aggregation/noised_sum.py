@@ -1,14 +1,16 @@
-"""A sum of clipped deltas with noise on it, under silo-level differential privacy: what one silo adds at most, and the grid of the sum.
+"""A sum of clipped deltas with noise on it, under silo-level differential privacy: what one silo adds at most, and the
+grid of the sum.
 
     mean = (sum over silos of (w / cap) * clip(delta, C)  +  noise of standard deviation z * C) / nominal_silos
 
-w is the silo's weight, cut at the plan's cap; C is the clipping norm, z the noise multiplier. All of it but w and delta is public: the
-sum is divided by a constant, and what the weights come to is released by nothing.
+w is the silo's weight, cut at the plan's cap; C is the clipping norm, z the noise multiplier. All of it but w and delta
+is public: the sum is divided by a constant, and what the weights come to is released by nothing.
 
-Each silo's part is rounded to a grid of which the noise's standard deviation is 2^30 steps, and everything is added up in 64-bit
-integers. A float's sum would depend on its order, and one silo more could change it by more than what that silo adds. Rounding can
-lengthen a part by half a step in each coordinate; the norm that deltas are clipped to is that much below C, and a little more,
-since norms are measured to about 1e-7 of themselves. So one silo more or less moves the sum, in steps, by at most C / step.
+Each silo's part is rounded to a grid of which the noise's standard deviation is 2^30 steps, and everything is added up
+in 64-bit integers. A float's sum would depend on its order, and one silo more could change it by more than what that
+silo adds. Rounding can lengthen a part by half a step in each coordinate; the norm that deltas are clipped to is that
+much below C, and a little more, since norms are measured to about 1e-7 of themselves. So one silo more or less moves
+the sum, in steps, by at most C / step.
 """
 
 import math
@@ -41,12 +43,13 @@ class NoisedSum:
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= LEAST_NOISE:
             raise ConfigurationError(
-                f"[privacy] noise_multiplier = {self.noise_multiplier} promises nothing: make the plan with coordinator plan new"
+                f"[privacy] noise_multiplier = {self.noise_multiplier} promises nothing: make the plan with "
+                "coordinator plan new"
             )
         if not self.largest_norm > 0:
             raise ConfigurationError(
-                f"[privacy] noise_multiplier = {self.noise_multiplier} is so large that rounding {self.parameters} parameters "
-                "takes more than max_delta_norm: raise target_epsilon"
+                f"[privacy] noise_multiplier = {self.noise_multiplier} is so large that rounding {self.parameters} "
+                "parameters takes more than max_delta_norm: raise target_epsilon"
             )
 
     @property
@@ -60,7 +63,8 @@ class NoisedSum:
         return self.clipping_norm * (1 - _MEASURED) - self.step * math.sqrt(self.parameters) / 2
 
     def factor(self, *, weight: float, delta_norm: float) -> float:
-        """What a delta of this norm is multiplied with in the sum: its weight's share of the cap, and its clipping; at most 1."""
+        """What a delta of this norm is multiplied with in the sum: its weight's share of the cap, and its clipping; at
+        most 1."""
         share = min(weight, self.weight_cap) / self.weight_cap
         return share * min(1.0, self.largest_norm / delta_norm) if delta_norm > 0 else share
 

@@ -28,10 +28,11 @@ def aggregate_slab(
 ) -> None:
     """Turn a slab of the round model into the next one and advance its optimizer state, both in place.
 
-    `model` and each tensor of `state` are flat float32 slabs of one length on one device; `deltas` yields every silo's slab of the
-    same range, in order of silo name. `scratch` is overwritten; it has the slab's length, or is made. Raises what `weighted_mean` and `step` raise, before anything changed; and
-    ConfigurationError where the step itself leaves float32's range, after it did. A caller writes the slabs to a new file and
-    puts it in place once all are done, so that an error half-way harms nothing.
+    `model` and each tensor of `state` are flat float32 slabs of one length on one device; `deltas` yields every silo's
+    slab of the same range, in order of silo name. `scratch` is overwritten; it has the slab's length, or is made.
+    Raises what `weighted_mean` and `step` raise, before anything changed; and ConfigurationError where the step itself
+    leaves float32's range, after it did. A caller writes the slabs to a new file and puts it in place once all are
+    done, so that an error half-way harms nothing.
     """
     scratch = scratch or Scratch.of(model.numel(), model.device)
     mean = weighted_mean(deltas, cohort, scratch)

@@ -1,14 +1,14 @@
 """The weighted mean of the deltas, slab by slab, in memory that does not grow with the number of silos.
 
-A slab is the same range of elements of every silo's delta. Silos come in order of name, as `weigh` sorted them, and each adds
-its product to one accumulator: the sum does not depend on who uploaded first. Every tensor operation here rounds once per
-element (a product, then a sum, never fused into one rounding), so a result does not depend on slab size, alignment or
-thread count, not by a bit.
+A slab is the same range of elements of every silo's delta. Silos come in order of name, as `weigh` sorted them, and
+each adds its product to one accumulator: the sum does not depend on who uploaded first. Every tensor operation here
+rounds once per element (a product, then a sum, never fused into one rounding), so a result does not depend on slab
+size, alignment or thread count, not by a bit.
 
-The accumulator is float32, as the deltas, the model and the optimizer's state are. The shares sum to 1, so the error for n silos
-is at most about (n + 1) * 2**-24 of the mean absolute delta, far below what float32 training itself leaves; a float64
-accumulator costs twice the memory and, measured on a CPU, twice the time. A delta in bfloat16 becomes float32 first, which is
-exact.
+The accumulator is float32, as the deltas, the model and the optimizer's state are. The shares sum to 1, so the error
+for n silos is at most about (n + 1) * 2**-24 of the mean absolute delta, far below what float32 training itself leaves;
+a float64 accumulator costs twice the memory and, measured on a CPU, twice the time. A delta in bfloat16 becomes float32
+first, which is exact.
 """
 
 from collections.abc import Iterable
@@ -42,12 +42,13 @@ class Scratch:
 
 
 def weighted_mean(deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeights, scratch: Scratch) -> Tensor:
-    """sum(length * share * delta_scale * delta) over the cohort, for one slab: `scratch.mean`, which has the slab's elements.
+    """sum(length * share * delta_scale * delta) over the cohort, for one slab: `scratch.mean`, which has the slab's
+    elements.
 
     `deltas` yields each silo's slab once, in order of silo name, float32 or bfloat16, on the device of `scratch`. It is
-    consumed one silo at a time: a slab is needed no more when the next is asked for. Raises MalformedMessage, naming the
-    silo, for a slab of another type or length or one that holds NaN or infinite values, and StateError for silos that are
-    not the cohort's, in its order.
+    consumed one silo at a time: a slab is needed no more when the next is asked for. Raises MalformedMessage, naming
+    the silo, for a slab of another type or length or one that holds NaN or infinite values, and StateError for silos
+    that are not the cohort's, in its order.
     """
     arriving = iter(deltas)
     mean, product = scratch.mean, scratch.product

@@ -1,13 +1,14 @@
 """How much each silo's delta counts: raw weights, the operator's caps, and shares that sum to 1.
 
-What a silo weighs before any cap is the weighting's (proto/silo_wire/weightings/). Most of the numbers in it are what the silo says
-of itself, so the coordinator caps what they can do. The order is fixed:
+What a silo weighs before any cap is the weighting's (proto/silo_wire/weightings/). Most of the numbers in it are what
+the silo says of itself, so the coordinator caps what they can do. The order is fixed:
 
 1. sort by silo name, so that nothing depends on who arrived first;
 2. raw weights; where they sum to zero |D_i| stands in, and `fallback` says so;
 3. `max_weight` cuts single weights (those of the fallback too, in whatever unit they then have);
-4. weights become shares; `max_weight_share` cuts shares and hands the excess to the silos below the cap in proportion to
-   their weight, until every share holds. Where those weigh nothing, |D_i| stands in among them, and `fallback` says so;
+4. weights become shares; `max_weight_share` cuts shares and hands the excess to the silos below the cap in proportion
+   to their weight, until every share holds. Where those weigh nothing, |D_i| stands in among them, and `fallback` says
+   so;
 5. `max_delta_norm` scales a delta that is too long; its share stays as it is.
 
 Sums are exactly rounded (math.fsum) and the rest is float64.
@@ -23,7 +24,8 @@ from lorica_security.errors import ConfigurationError, Conflict, MalformedMessag
 from lorica_security.identifiers import SiloName
 from silo_wire.weightings.weighting import Weighting
 
-# A mean cross-entropy of this size is a fault, not a loss; the bounds also keep every product and sum finite in float64.
+# A mean cross-entropy of this size is a fault, not a loss; the bounds also keep every product and sum finite in
+# float64.
 LARGEST_LOSS_REDUCTION = 1e9
 LARGEST_EXAMPLES = 2**63 - 1
 
@@ -44,8 +46,9 @@ class SiloSummary:
     """What is known of one silo's update apart from the delta itself.
 
     `examples` is |D_i| (at least 1), `loss_reduction` is dL_i (at least 0, natural-log units of the training loss);
-    `optimizer_steps` is of the round's training; `delta_norm` is the L2 norm of the delta, which the coordinator measures
-    itself (delta_norm.py). Raises MalformedMessage, naming the silo, for anything else: all but the norm are self-reported.
+    `optimizer_steps` is of the round's training; `delta_norm` is the L2 norm of the delta, which the coordinator
+    measures itself (delta_norm.py). Raises MalformedMessage, naming the silo, for anything else: all but the norm are
+    self-reported.
     """
 
     silo: SiloName
@@ -57,7 +60,8 @@ class SiloSummary:
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= LARGEST_EXAMPLES:
             raise MalformedMessage(
-                f"silo {self.silo} reports {self.examples!r} examples: expected 1 to {LARGEST_EXAMPLES}, leave the silo out"
+                f"silo {self.silo} reports {self.examples!r} examples: expected 1 to {LARGEST_EXAMPLES}, leave the "
+                "silo out"
             )
         if not 0.0 <= self.loss_reduction <= LARGEST_LOSS_REDUCTION:
             raise MalformedMessage(
@@ -105,8 +109,9 @@ class WeightCaps:
         """
         if self.max_weight_share is not None and silos * self.max_weight_share < 1.0 - _SHARE_TOLERANCE:
             raise ConfigurationError(
-                f"{Cap.MAX_WEIGHT_SHARE} {self.max_weight_share!r} cannot hold for {silos} silos, whose shares sum to 1: "
-                f"raise it to at least {1.0 / silos:.6g} or raise min_silos to {math.ceil(1.0 / self.max_weight_share)}"
+                f"{Cap.MAX_WEIGHT_SHARE} {self.max_weight_share!r} cannot hold for {silos} silos, whose shares sum "
+                f"to 1: raise it to at least {1.0 / silos:.6g} or raise min_silos to "
+                f"{math.ceil(1.0 / self.max_weight_share)}"
             )
 
 
@@ -138,9 +143,9 @@ class SiloWeight:
 class CohortWeights:
     """The weights of a round, in order of silo name.
 
-    The shares sum to 1 within rounding. `total` is the sum of `weight` over the silos, above 0. `fallback` is true where
-    |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap. `length` is what the weighting
-    multiplies the mean by, from numbers that no cap has cut.
+    The shares sum to 1 within rounding. `total` is the sum of `weight` over the silos, above 0. `fallback` is true
+    where |D_i| stood in for weights that sum to zero: of all silos, or of all those below the share cap. `length` is
+    what the weighting multiplies the mean by, from numbers that no cap has cut.
     """
 
     silos: tuple[SiloWeight, ...]
@@ -206,8 +211,8 @@ class _FilledShares:
 def _fill_shares(weights: list[float], *, examples: list[float], cap: float | None) -> _FilledShares:
     """Shares in proportion to `weights`, none above `cap`: capped ones stay at the cap, the others share the rest.
 
-    Each turn caps at least one silo for good, so there are at most as many turns as silos. A share can only pass the cap
-    by the tolerance that `require_feasible` grants to a cap of 1 / n.
+    Each turn caps at least one silo for good, so there are at most as many turns as silos. A share can only pass the
+    cap by the tolerance that `require_feasible` grants to a cap of 1 / n.
     """
     count = len(weights)
     capped: set[int] = set()

@@ -1,4 +1,5 @@
-"""`coordinator audit`: what happened here, and whether the log that says so is whole. Offline: nothing is asked of anybody."""
+"""`coordinator audit`: what happened here, and whether the log that says so is whole. Offline: nothing is asked of
+anybody."""
 
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +64,7 @@ def verify(
         said.append(against(receipts, reading, keys))
     else:
         said.append(
-            "not checked: whether who has the key wrote the log anew; a silo's `silo-agent audit show --heads`, given with "
-            "--receipts, tells"
+            "not checked: whether who has the key wrote the log anew; a silo's `silo-agent audit show --heads`, "
+            "given with --receipts, tells"
         )
     print(verdict(reading, said, as_json=as_json))

@@ -1,7 +1,7 @@
 """What commands share: which folder they mean, and how they reach the state.
 
-The folder is the coordinator's own, or one with access that was granted on another host. In the first a command goes over mutual TLS
-if the coordinator runs, else directly, by the same servicer; from the second always over mutual TLS.
+The folder is the coordinator's own, or one with access that was granted on another host. In the first a command goes
+over mutual TLS if the coordinator runs, else directly, by the same servicer; from the second always over mutual TLS.
 """
 
 import asyncio
@@ -121,7 +121,8 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
 
 
 def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
-    """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or without it."""
+    """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or
+    without it."""
     writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
     key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
     log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
@@ -130,7 +131,8 @@ def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> No
 
 
 def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:
-    """How long something is to hold, as requests say it: 0 stands for what the coordinator's settings say, and is nobody's to type.
+    """How long something is to hold, as requests say it: 0 stands for what the coordinator's settings say, and is
+    nobody's to type.
 
     Raises ConfigurationError for less than a second or more than `most`.
     """

@@ -40,8 +40,9 @@ def propose(
         typer.Option(
             min=1,
             max=10_002,
-            help="No group is of fewer silos, and sets of fewer are for people to allow; default: as the groups that stand, at least "
-            "colluders + 2 and 3. 1 and 2 are for groups that small: the promise is as by default then.",
+            help="No group is of fewer silos, and sets of fewer are for people to allow; default: as the groups "
+            "that stand, at least colluders + 2 and 3. 1 and 2 are for groups that small: the promise is as by "
+            "default then.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +60,8 @@ def propose(
     out = sorted(enrolled - {silo for group in groups for silo in _silos(group)})
     if out and not as_json:
         say(
-            f"enrolled, and in none of the proposed groups: {', '.join(out)}; what these silos train is in no masked sum then"
+            f"enrolled, and in none of the proposed groups: {', '.join(out)}; what these silos train is in no "
+            "masked sum then"
         )
 
 
@@ -82,8 +84,8 @@ def take_back(
     whole = digest.lower()
     if len(whole) != 64 or set(whole) - set("0123456789abcdef"):
         raise ConfigurationError(
-            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: have people of several silos read out what "
-            "`silo-agent groups show` says they hold"
+            f"{digest[:80]!r} is not the whole digest of release groups, 64 of 0-9 and a-f: have people of several "
+            "silos read out what `silo-agent groups show` says they hold"
         )
     request = operator_pb2.TakeGroupsBackRequest(digest=bytes.fromhex(whole))
     reach(directory).ask(lambda stub: stub.TakeGroupsBack(request))

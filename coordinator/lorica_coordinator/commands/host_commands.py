@@ -75,8 +75,8 @@ def init(
         raise ConfigurationError(f"{folder.root} is not empty: choose a new folder")
     if status_token_file is not None and is_loopback(status_host):
         raise ConfigurationError(
-            f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where nobody is asked for "
-            "a token: give --status-host as well, or leave it out"
+            f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where "
+            "nobody is asked for a token: give --status-host as well, or leave it out"
         )
     name = federation_name(federation or _name_from(folder.root.name))
     text = settings_text(
@@ -167,7 +167,8 @@ def keys_protect(
     directory: Dir = None,
     clear: Annotated[bool, typer.Option("--clear", help="Leave the keys in clear instead.")] = False,
 ) -> None:
-    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted with now."""
+    """Encrypt the private keys with the passphrase of LORICA_NEW_KEY_PASSPHRASE[_FILE], whatever they are encrypted
+    with now."""
     folder = own_folder(directory)
     key_file.settle(folder.keys, folder.lock, "coordinator")
     with ProcessLock(folder.lock, "coordinator"):

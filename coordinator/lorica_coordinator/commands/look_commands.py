@@ -43,8 +43,8 @@ def status(directory: Dir = None, as_json: AsJson = False) -> None:
     say(f"{reply.phase}{left}: {reply.detail}")
     if proposed:
         say(
-            f"release groups {proposed} are proposed and wait for {groups.needed} signatures of: {', '.join(groups.missing)} "
-            "(coordinator groups show)"
+            f"release groups {proposed} are proposed and wait for {groups.needed} signatures of: "
+            f"{', '.join(groups.missing)} (coordinator groups show)"
         )
     rows = [
         (
@@ -104,7 +104,8 @@ def rounds(
         if record.HasField("masked"):
             totals = record.masked
             notes.append(
-                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} coordinates beyond their range"
+                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} "
+                "coordinates beyond their range"
             )
         if record.weight_fallback:
             notes.append("all weights were zero, sizes stood in")
@@ -133,8 +134,9 @@ def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
     for plan, count, epsilon in released:
         section = plan.privacy
         print(
-            f"plan {plan.name} ({plan.digest[:16]}): {count} sums of deltas, epsilon {epsilon:.3g} of {section.target_epsilon:g} "
-            f"at dp_delta {section.dp_delta:g}, unit: a silo ({section.neighbouring_relation})"
+            f"plan {plan.name} ({plan.digest[:16]}): {count} sums of deltas, epsilon {epsilon:.3g} of "
+            f"{section.target_epsilon:g} at dp_delta {section.dp_delta:g}, unit: a silo "
+            f"({section.neighbouring_relation})"
         )
     if not released:
         print("no sum was released with noise of the coordinator's")

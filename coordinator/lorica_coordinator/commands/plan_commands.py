@@ -63,7 +63,8 @@ def plan_new(
     )
     _print_forecast(plan)
     say(
-        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan start {name}"
+        f"plan {name} ({plan.digest[:16]}) is in {coordinator.shelf.folder(name)}; start it with coordinator plan "
+        f"start {name}"
     )
 
 

@@ -29,15 +29,16 @@ def backup(
     ] = False,
     directory: Dir = None,
 ) -> None:
-    """Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE]; also while it runs."""
+    """Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE];
+    also while it runs."""
     folder = own_folder(directory)
     passphrase = key_file.passphrase_of(os.environ, PASSPHRASE)
     if plain and passphrase is not None:
         raise ConfigurationError(f"--plain and ${passphrase.variable} say different things: leave one of them out")
     if not plain and passphrase is None:
         raise ConfigurationError(
-            f"${PASSPHRASE} and ${PASSPHRASE}_FILE are not set: give the passphrase there, or --plain for a file that holds the keys of "
-            "the federation as they are"
+            f"${PASSPHRASE} and ${PASSPHRASE}_FILE are not set: give the passphrase there, or --plain for a file "
+            "that holds the keys of the federation as they are"
         )
     enter_command(folder, "backup", file=str(target.absolute()), plain="yes" if plain else "no")
     done = back_up(folder, target.absolute(), passphrase, now=time.time(), release=software_version())
@@ -65,7 +66,8 @@ def restore(
 
     if (log is None) != without_log:
         raise ConfigurationError(
-            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who was revoked since"
+            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who "
+            "was revoked since"
         )
 
     def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
@@ -76,7 +78,8 @@ def restore(
     silos = ", ".join(done.silos) or "no silo"
     if done.since is None:
         say(
-            f"let in again, who was revoked since as well: {silos}; shut out with coordinator revoke whoever should not be"
+            f"let in again, who was revoked since as well: {silos}; shut out with coordinator revoke whoever should "
+            "not be"
         )
     else:
         say(f"enrolled, as the newer log has it: {silos}; who was revoked since stays so")
@@ -91,7 +94,8 @@ def restore(
             say("the authorities changed since: silos with a certificate of a later one are invited again")
     for plan in done.closed:
         say(
-            f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on from its model"
+            f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on "
+            "from its model"
         )
 
 
@@ -114,7 +118,8 @@ def upgrade(
     ] = TABLES_REVISION,
     directory: Dir = None,
 ) -> None:
-    """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped meanwhile."""
+    """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped
+    meanwhile."""
     from lorica_coordinator.edges.upkeep.upgrade import upgrade as bring_to
 
     folder = own_folder(directory)

@@ -1,7 +1,8 @@
 """`coordinator watch`: how the federation stands, until somebody has seen enough.
 
-It only looks, by the calls of `status` and `rounds`, from the coordinator's host or with a viewer's access. A coordinator that is stopped
-is waited for. On a terminal it is a picture that is drawn anew; elsewhere a line for every change.
+It only looks, by the calls of `status` and `rounds`, from the coordinator's host or with a viewer's access. A
+coordinator that is stopped is waited for. On a terminal it is a picture that is drawn anew; elsewhere a line for every
+change.
 """
 
 import json
@@ -39,7 +40,8 @@ def watch(directory: Dir = None, every: Every = 2.0, as_json: AsJson = False) ->
 
 
 def _access(directory: Path | None) -> OperatorAccess:
-    """Anew each time: a certificate may have been renewed since. Never the state itself, which would keep a coordinator from starting."""
+    """Anew each time: a certificate may have been renewed since. Never the state itself, which would keep a coordinator
+    from starting."""
     reached = reach(directory)
     return reached.coordinator.operator_access() if isinstance(reached, OnTheHost) else reached.access
 

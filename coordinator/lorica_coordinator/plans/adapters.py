@@ -1,4 +1,5 @@
-"""A plan folder's model parted in two: the base, which stays, and the adapters, which are trained (silo_wire/plans/adapters.py)."""
+"""A plan folder's model parted in two: the base, which stays, and the adapters, which are trained
+(silo_wire/plans/adapters.py)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ class WrittenAdapters:
 
 
 def write_adapters(folder: Path, base: Layout, section: AdaptersSection, seed: int) -> WrittenAdapters:
-    """Make the model in `folder`, of layout `base`, the base of new adapters; raises ConfigurationError for layers it lacks.
+    """Make the model in `folder`, of layout `base`, the base of new adapters; raises ConfigurationError for layers it
+    lacks.
 
     A is random under `seed`, as PEFT begins it, and B zero: the model computes what it did before.
     """

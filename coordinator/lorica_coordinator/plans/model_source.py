@@ -1,9 +1,10 @@
 """Where a plan's model comes from: a size (begun from scratch), a Hugging Face folder, or a name on the Hub.
 
 Whatever the source, the result is the same few files, all of them data: the parameters as one canonical safetensors
-file, config.json, generation_config.json, the tokenizer's files, layout.json. Pickle is never opened, code that a folder
-names is never run, and only `model_type = "t5"` is taken. A folder is read by a process of its own before any library sees it
-(silo_wire.model_folders.model_folder), and a repository's files are fetched only where each is of a size that one can have.
+file, config.json, generation_config.json, the tokenizer's files, layout.json. Pickle is never opened, code that a
+folder names is never run, and only `model_type = "t5"` is taken. A folder is read by a process of its own before any
+library sees it (silo_wire.model_folders.model_folder), and a repository's files are fetched only where each is of a
+size that one can have.
 """
 
 import hashlib
@@ -63,8 +64,8 @@ class SizedModel:
 class FolderModel:
     """A Hugging Face folder with config.json, model.safetensors and a tokenizer.
 
-    `added_tokens` are made tokens of their own, each with the white space that it is written with. The model must have rows
-    for them: T5's embeddings have 28 more than its tokenizer has pieces.
+    `added_tokens` are made tokens of their own, each with the white space that it is written with. The model must have
+    rows for them: T5's embeddings have 28 more than its tokenizer has pieces.
     """
 
     folder: Path
@@ -183,7 +184,8 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
     if pieces <= model.config.vocab_size < len(tokenizer):
         raise ConfigurationError(
             f"model {shown}: its embedding has {model.config.vocab_size} rows for {pieces} pieces, and no room for "
-            f"{len(added)} added tokens: add fewer, or save the model with more rows, with resize_token_embeddings of transformers"
+            f"{len(added)} added tokens: add fewer, or save the model with more rows, with resize_token_embeddings "
+            "of transformers"
         )
     if pieces > model.config.vocab_size:
         raise ConfigurationError(
@@ -198,15 +200,16 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
 
 
 def _require_fit(held: ModelFolder, shown: str) -> None:
-    """Raise ConfigurationError where config.json makes another model than the files hold, or a larger one than this machine does.
+    """Raise ConfigurationError where config.json makes another model than the files hold, or a larger one than this
+    machine does.
 
     That is found out from their headers, before memory is taken.
     """
     memory, needed = psutil.virtual_memory().total, 4 * held.parameters
     if needed > memory:
         raise ConfigurationError(
-            f"model {shown}: its parameters take {needed >> 20:,} MiB in float32, this machine has {memory >> 20:,} MiB of memory: make "
-            "the plan on a larger one"
+            f"model {shown}: its parameters take {needed >> 20:,} MiB in float32, this machine has {memory >> 20:,} "
+            "MiB of memory: make the plan on a larger one"
         )
     try:
         config, shapes = t5_config(held.files[CONFIG_FILE]), held.shapes
@@ -214,7 +217,8 @@ def _require_fit(held: ModelFolder, shown: str) -> None:
         raise ConfigurationError(f"model {shown}: {error}") from error
     if (layers := config.num_layers + (config.num_decoder_layers or 0)) > len(shapes):
         raise ConfigurationError(
-            f"model {shown}: config.json has {layers} layers, more than the {len(shapes)} tensors that there are: they do not belong together"
+            f"model {shown}: config.json has {layers} layers, more than the {len(shapes)} tensors that there are: "
+            "they do not belong together"
         )
     with torch.device("meta"):
         model = T5ForConditionalGeneration(config)
@@ -260,7 +264,8 @@ def _download(source: HubModel, folder: Path) -> str:
 
 
 def _wanted(sizes: Mapping[str, int | None], shown: str, folder: Path) -> list[str]:
-    """The files to fetch; raises ConfigurationError where one is larger than it can be, or all of them than what is free."""
+    """The files to fetch; raises ConfigurationError where one is larger than it can be, or all of them than what is
+    free."""
     names = [name for name in sizes if name in MOST_BYTES or name == INDEX_FILE or WEIGHTS_NAME.fullmatch(name)]
     for name in names:
         size = sizes[name]
@@ -271,7 +276,8 @@ def _wanted(sizes: Mapping[str, int | None], shown: str, folder: Path) -> list[s
     needed, free = sum(sizes[name] or 0 for name in names), shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigurationError(
-            f"{shown} has {needed >> 20:,} MiB, {folder.parent} has {free >> 20:,} MiB free: make room, or set TMPDIR to another disk"
+            f"{shown} has {needed >> 20:,} MiB, {folder.parent} has {free >> 20:,} MiB free: make room, or set "
+            "TMPDIR to another disk"
         )
     return names
 
@@ -297,7 +303,8 @@ def _write(model: Any, tokenizer: Any, folder: Path, shown: str) -> WrittenModel
         Exception
     ) as error:  # values that the library reads and does not write, a temperature without sampling among them
         raise ConfigurationError(
-            f"model {shown} has values that cannot be written again, correct them or leave them out: {' '.join(str(error).split())[:300]}"
+            f"model {shown} has values that cannot be written again, correct them or leave them out: "
+            f"{' '.join(str(error).split())[:300]}"
         ) from error
     parameters = _canonical_parameters(model)
     layout = Layout("float32", tuple(TensorSpec(name, tuple(value.shape)) for name, value in parameters.items()))

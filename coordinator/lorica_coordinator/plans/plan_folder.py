@@ -58,9 +58,9 @@ def create_plan(
 ) -> PlanBundle:
     """Make the folder `plans`/`name` and return what it compiles to; same arguments, same plan digest.
 
-    `overrides` maps dotted keys, such as "schedule.rounds" or "training.overrides.bank-b.epochs", to values that replace
-    the preset's. Values are checked before the model is made. Raises ConfigurationError naming the key or the file, and
-    leaves nothing behind then.
+    `overrides` maps dotted keys, such as "schedule.rounds" or "training.overrides.bank-b.epochs", to values that
+    replace the preset's. Values are checked before the model is made. Raises ConfigurationError naming the key or the
+    file, and leaves nothing behind then.
     """
     values, draft = _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides or {})
     if draft.privacy.level != "none" and not draft.privacy.noise_multiplier:
@@ -113,7 +113,8 @@ def require_valid(
 
 
 def compile_plan(folder: Path) -> PlanBundle:
-    """The plan bundle that the folder stands for; raises ConfigurationError or IntegrityError naming the file at fault."""
+    """The plan bundle that the folder stands for; raises ConfigurationError or IntegrityError naming the file at
+    fault."""
     plan_file = folder / PLAN_FILE
     if not folder.is_dir():
         raise ConfigurationError(f"plan {folder.name!r} is not in {folder.parent}: make it with coordinator plan new")
@@ -166,8 +167,9 @@ def _require_promise(plan: Plan, where: Path) -> None:
     if cost > privacy.target_epsilon:
         needed = calibrated_noise(privacy, rounds=plan.schedule.rounds, weighted=plan.weighted)
         raise ConfigurationError(
-            f"{where}: with noise_multiplier = {privacy.noise_multiplier:g} the {plan.schedule.rounds} rounds cost epsilon "
-            f"{cost:.3g}, target_epsilon is {privacy.target_epsilon:g}: set noise_multiplier to at least {needed:.4g}"
+            f"{where}: with noise_multiplier = {privacy.noise_multiplier:g} the {plan.schedule.rounds} rounds cost "
+            f"epsilon {cost:.3g}, target_epsilon is {privacy.target_epsilon:g}: set noise_multiplier to at least "
+            f"{needed:.4g}"
         )
 
 

@@ -18,7 +18,8 @@ _WIDTH = 118  # and "# " before each line
 
 
 def plan_template() -> str:
-    """Every key that an operator may set, each under a comment that gives its meaning and unit, with the plan's defaults."""
+    """Every key that an operator may set, each under a comment that gives its meaning and unit, with the plan's
+    defaults."""
     template = files(__package__).joinpath("plan_template.toml").read_text(encoding="utf-8")
     return template.replace(_WEIGHTINGS, _weightings())
 
@@ -47,7 +48,8 @@ def plan_text(plan: Plan) -> str:
 
 def _overrides(plan: Plan) -> list[str]:
     lines = [
-        "# What single silos do differently: any of learning_rate, epochs, batch_size, gradient_accumulation, for example",
+        "# What single silos do differently: any of learning_rate, epochs, batch_size, gradient_accumulation, for "
+        "example",
         "# [training.overrides.hospital-a]",
         "# learning_rate = 0.0001",
         "",
@@ -64,7 +66,8 @@ def _overrides(plan: Plan) -> list[str]:
 
 def _model(model: ModelSection) -> list[str]:
     return [
-        "# Written by `coordinator plan new`: the digests of the files in this folder. Not to be edited; for another model",
+        "# Written by `coordinator plan new`: the digests of the files in this folder. Not to be edited; for "
+        "another model",
         "# make another plan.",
         "[model]",
         f"source = {_toml_value(model.source)}",
@@ -91,5 +94,6 @@ def _digests(files: Mapping[str, str]) -> list[str]:
 
 
 def _toml_value(value: bool | int | float | str | list[str]) -> str:
-    """Booleans, numbers, strings and lists of these have one spelling in JSON and TOML, but for DEL, which no checked value holds."""
+    """Booleans, numbers, strings and lists of these have one spelling in JSON and TOML, but for DEL, which no checked
+    value holds."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)

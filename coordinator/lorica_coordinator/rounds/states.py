@@ -7,7 +7,8 @@
     Finished.
 
 `deadline` is an instant of the coordinator's steady clock (events.py), of one process: what is stored is how much is
-left until then (coordinator/lorica_coordinator/edges/database/state_json.py). The states of a plan share a Course: what outlasts a round.
+left until then (coordinator/lorica_coordinator/edges/database/state_json.py). The states of a plan share a Course: what
+outlasts a round.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Which agents are connected, one seat per silo. Volatile: a restart empties it.
 
-A second live agent with the same identity is refused. The same agent that comes back, over a new connection or restarted
-in the same folder, takes its old seat over, since its old stream may be dead without the coordinator knowing.
+A second live agent with the same identity is refused. The same agent that comes back, over a new connection or
+restarted in the same folder, takes its old seat over, since its old stream may be dead without the coordinator knowing.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ class Attendance:
         if held is not None:
             if not succeeds(instance, held.instance):
                 raise Conflict(
-                    f"silo {silo} already has a connected agent: stop the other one, or wait until its connection is gone"
+                    f"silo {silo} already has a connected agent: stop the other one, or wait until its connection "
+                    "is gone"
                 )
             held.taken_over = True
             held.wake.set()

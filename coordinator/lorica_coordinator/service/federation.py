@@ -1,4 +1,5 @@
-"""What a silo and the operator may ask of the coordinator. The edges call this and translate its errors; it knows no gRPC."""
+"""What a silo and the operator may ask of the coordinator. The edges call this and translate its errors; it knows no
+gRPC."""
 
 import asyncio
 
@@ -33,7 +34,8 @@ class Federation(ForSilos, ForOperators):
         await self._loop.run()
 
     async def end(self) -> None:
-        """Once nobody attends any more and `run` is over: until it is stored when they left, and what is left of the deadline."""
+        """Once nobody attends any more and `run` is over: until it is stored when they left, and what is left of the
+        deadline."""
         await asyncio.gather(*self._leavings)
         await self._loop.end()
 

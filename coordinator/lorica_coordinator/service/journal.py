@@ -57,7 +57,8 @@ class Journal:
             self._observer.phase_changed(after.phase, round_number=round_number, attempt=attempt)
 
     def _record(self, record: Record, before: State, terms: PlanTerms | None, now: float) -> None:
-        """Unless the terms show single silos, what one tells of its training and its scores goes into no log and no metric."""
+        """Unless the terms show single silos, what one tells of its training and its scores goes into no log and no
+        metric."""
         single_silos = terms is not None and terms.shows_single_silos
         match record:
             case RoundOpened():

@@ -1,8 +1,8 @@
 """What the service needs of the world: storage of bytes and of state, keys, a clock, an observer.
 
 The edges implement these. Methods that may block (everything that touches a disk) are called in a worker thread, one
-call at a time per plan store, spool or aggregation; they raise the errors of `lorica_security.errors` and nothing else on
-purpose. Whatever they write is durable when they return.
+call at a time per plan store, spool or aggregation; they raise the errors of `lorica_security.errors` and nothing else
+on purpose. Whatever they write is durable when they return.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,8 +88,8 @@ class Aggregator(Protocol):
         """Sum the committed spools of `updates` (sorted by silo), step the server optimizer, store the new model.
 
         A function of its arguments alone: repeated after a crash it gives the same model. Optimizer state is taken from
-        `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, BudgetSpent where nothing more of this
-        plan may be released, StorageError otherwise.
+        `base_model`'s and stored with the new model's. Raises UnusableUpdate naming the silo, BudgetSpent where nothing
+        more of this plan may be released, StorageError otherwise.
         """
 
     def aggregate_masked(self, key: RoundKey, base_model: Digest, masked: MaskedSum) -> AggregationResult:
@@ -125,7 +125,8 @@ class RoundEvidence(Protocol):
         """A CheckableRound as it travels; raises StateError where no masked sum made `model`."""
 
     def pieces(self, model: Digest, chunk: int, held: HeldPieces) -> tuple[bytes, ...]:
-        """What chunk `chunk` of the round that made `model` is made again with, as it travels to who has what is `held`.
+        """What chunk `chunk` of the round that made `model` is made again with, as it travels to who has what is
+        `held`.
 
         Raises StateError where that is there no more, MalformedMessage for a chunk that it does not have.
         """
@@ -172,14 +173,15 @@ class Spool(Protocol):
     def write(self, index: int, data: bytes | memoryview) -> None:
         """Take chunk `index` == `held`, or raise and keep nothing of it.
 
-        MalformedMessage for size, order, or a value that is NaN or infinite; IntegrityError for its digest; WrongTime when
-        the attempt is over; StorageError naming the file.
+        MalformedMessage for size, order, or a value that is NaN or infinite; IntegrityError for its digest; WrongTime
+        when the attempt is over; StorageError naming the file.
         """
 
     def commit(self) -> float:
         """Make the whole update durable and return its L2 norm; may be repeated.
 
-        Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the file.
+        Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the
+        file.
         """
 
     def close(self) -> None:
@@ -206,12 +208,14 @@ class RoundStore(Protocol):
     """The coordinator's durable state. Every method is one transaction; raises StorageError naming the file."""
 
     def load(self, now: float = 0.0, /) -> State:
-        """The state that was last saved; Idle with the enrolled silos in a new store. What was left of its deadline is left from `now` on."""
+        """The state that was last saved; Idle with the enrolled silos in a new store. What was left of its deadline is
+        left from `now` on."""
 
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
         """Save the state and what is recorded with it, all or nothing.
 
-        `at`: Unix seconds, when that happened; `now`, of the steady clock: what is left of a deadline is counted from there.
+        `at`: Unix seconds, when that happened; `now`, of the steady clock: what is left of a deadline is counted from
+        there.
         """
 
     def silos(self) -> tuple[EnrolledSilo, ...]: ...
@@ -254,13 +258,15 @@ class RoundStore(Protocol):
     def enrol(self, silo: EnrolledSilo, *, secret_digest: bytes, authority: str = "", trust: str = "") -> None:
         """Spend the invitation, store the silo and register its certificate in place of all that it had before.
 
-        `authority` and `trust` as in HeldTrust, held at once. Raises AuthenticationError when the invitation is not open, and changes nothing.
+        `authority` and `trust` as in HeldTrust, held at once. Raises AuthenticationError when the invitation is not
+        open, and changes nothing.
         """
 
     def renew(
         self, silo: SiloName, certificate: "IssuedCertificate", *, identity_public_key: bytes, trust: str, at: float
     ) -> None:
-        """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle sent with it.
+        """The silo's newest certificate, registered beside the one before, and the digest of the trust bundle sent with
+        it.
 
         Raises StateError for a silo that is not enrolled, was revoked, or has another identity key by now.
         """
@@ -269,7 +275,8 @@ class RoundStore(Protocol):
         """What everybody has who was given a certificate here, the coordinator's own host apart."""
 
     def has_arrived(self, identity: Identity, serial: str) -> None:
-        """What was sent with the certificate of this serial is held from now on; nothing happens where another was sent since."""
+        """What was sent with the certificate of this serial is held from now on; nothing happens where another was sent
+        since."""
 
     def succeed(self, silo: SiloName, succession: Succession, *, at: float) -> None:
         """The silo's identity key is the successor from now on; raises Conflict where it is not the predecessor."""
@@ -375,14 +382,16 @@ class Keys(Protocol):
     def recertify(
         self, silo: SiloName, *, csr_der: bytes, identity_public_key: bytes, identity_endorsement: bytes, now: float
     ) -> IssuedCertificate:
-        """The same for a renewal, which `identity_public_key`, the pinned one, endorsed; raises IntegrityError otherwise."""
+        """The same for a renewal, which `identity_public_key`, the pinned one, endorsed; raises IntegrityError
+        otherwise."""
 
     def token(self, silo: SiloName, *, secret: bytes, expires_unix_s: float, pin: str) -> str:
         """The enrolment token that holds `secret` and pins an authority, as the operator hands it to the silo."""
 
 
 class AuditPort(Protocol):
-    """The coordinator's audit log. Safe to call from several threads; raises StorageError, IntegrityError naming the file."""
+    """The coordinator's audit log. Safe to call from several threads; raises StorageError, IntegrityError naming the
+    file."""
 
     def append(self, event: Event, *, who: str = ..., **details: Particular) -> Head:
         """Durable when this returns, as the head that is given."""

@@ -71,8 +71,8 @@ class Certificate:
 class HeldTrust:
     """Who holds it connects with a certificate of `authority`, and trusts the bundle of digest `trust`.
 
-    Both in hexadecimal: SHA-256 of the authority's certificate, and of the bundle. `sent`: the serial of a newer certificate with
-    which no call has come yet; its answer may have been lost. "" for none.
+    Both in hexadecimal: SHA-256 of the authority's certificate, and of the bundle. `sent`: the serial of a newer
+    certificate with which no call has come yet; its answer may have been lost. "" for none.
     """
 
     authority: str
@@ -82,7 +82,8 @@ class HeldTrust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """An open one: not spent, not replaced by a newer one; perhaps expired. `pin`: of the authority that its token pins."""
+    """An open one: not spent, not replaced by a newer one; perhaps expired. `pin`: of the authority that its token
+    pins."""
 
     silo: SiloName
     secret_digest: bytes
@@ -101,8 +102,8 @@ class SignedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloRow:
-    """One silo's part of an attempt. `outcome`: training, committed, late, declined, refused, evaluated; where people are shown it also
-    trained, masking, absent and no update (round_rows.py).
+    """One silo's part of an attempt. `outcome`: training, committed, late, declined, refused, evaluated; where people
+    are shown it also trained, masking, absent and no update (round_rows.py).
 
     Numbers are 0 where the silo committed nothing; `weight` and `share` until the round is closed.
     """
@@ -134,11 +135,12 @@ class MaskedTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0; scored for a closing one.
+    """One attempt at a round. `outcome`: running, applied, zero_weight, abandoned; evaluated for round 0; scored for a
+    closing one.
 
     `model` is the one that the round made, or started from while it has made none. Averages are of exact match, 0 to 1,
-    None where nothing was evaluated; under secure aggregation silos have neither weights nor scores, and `masked` says what
-    their sum does.
+    None where nothing was evaluated; under secure aggregation silos have neither weights nor scores, and `masked` says
+    what their sum does.
     """
 
     round: int

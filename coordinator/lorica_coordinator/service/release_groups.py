@@ -1,7 +1,7 @@
 """The federation's chain of release groups: what stands, what is proposed to follow, and who has signed it.
 
-The coordinator relays: every silo holds the chain itself and decides what it signs. What stands here is what masked rounds are
-opened with. A proposal can be replaced by another one; a silo that signed the first signs no second.
+The coordinator relays: every silo holds the chain itself and decides what it signs. What stands here is what masked
+rounds are opened with. A proposal can be replaced by another one; a silo that signed the first signs no second.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ class GroupsStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierGroups:
-    """Release groups that came to stand at this coordinator, by its audit log; `groups` may be cut where they are very many."""
+    """Release groups that came to stand at this coordinator, by its audit log; `groups` may be cut where they are very
+    many."""
 
     number: int
     digest: str
@@ -65,7 +66,8 @@ class _Held:
 
 
 class ReleaseGroups:
-    """`await load()` once. `on_change` are told when a link or a signature came, `on_standing` before a link is kept that has what it needs."""
+    """`await load()` once. `on_change` are told when a link or a signature came, `on_standing` before a link is kept
+    that has what it needs."""
 
     def __init__(self, *, federation: FederationName, store: RoundStore, threads: Threads) -> None:
         self._federation = federation
@@ -100,7 +102,8 @@ class ReleaseGroups:
 
     @property
     def foreseen(self) -> Partition | None:
-        """What the next masked sum is over: the groups that stand, or while none do the first ones that are proposed."""
+        """What the next masked sum is over: the groups that stand, or while none do the first ones that are
+        proposed."""
         if self.head is not None:
             return self.head.partition
         return None if self._proposed is None else self._proposed.link.partition
@@ -131,32 +134,42 @@ class ReleaseGroups:
         return GroupsStanding(stands=self.head, proposed=proposed, unsigned=unsigned)
 
     def behind(self, connected: Collection[SiloName]) -> str | None:
-        """What silos have that is newer than what stands here, of whom it is waited for and what can be done; None: nothing is known."""
+        """What silos have that is newer than what stands here, of whom it is waited for and what can be done; None:
+        nothing is known."""
         number = 0 if self.head is None else self.head.number
         here = f"release groups {number} stand" if number else "none stand"
         if (held := self._held) is not None and held.link.number > number:
             groups = " ".join(",".join(group) for group in held.link.partition.groups)
             promise = held.link.promise
             remedy = (
-                f"`coordinator groups propose {groups} --colluders {promise.colluders} --smallest-group {promise.smallest_group}`"
+                f"`coordinator groups propose {groups} --colluders {promise.colluders} --smallest-group "
+                f"{promise.smallest_group}`"
                 if held.follows
                 else "restore a newer backup: groups that others have followed are not signed again"
             )
-            return f"silo {held.by} holds release groups {held.link.number}, here {here}, and they are not taken back: {held.why}; {remedy}"
+            return (
+                f"silo {held.by} holds release groups {held.link.number}, here {here}, and they are not taken back: "
+                f"{held.why}; {remedy}"
+            )
         if self.stood is None or self.stood.number <= number:
             return None
-        stood = f"release groups {self.stood.number} ({self.stood.digest[:16]}) stood before this coordinator was restored, here {here}"
+        stood = (
+            f"release groups {self.stood.number} ({self.stood.digest[:16]}) stood before this coordinator was "
+            f"restored, here {here}"
+        )
         away = sorted({silo for group in self.stood.groups for silo in group} - set(connected))
         whom = f"waiting for {', '.join(away)}" if away else "those that are connected have none of them"
         remedy = (
-            f"where nobody has them any more, `coordinator groups propose {' '.join(','.join(group) for group in self.stood.groups)}`"
+            "where nobody has them any more, `coordinator groups propose "
+            f"{' '.join(','.join(group) for group in self.stood.groups)}`"
             if self.stood.number == number + 1
             else "where nobody has them any more, restore a newer backup"
         )
         return f"{stood}: a silo that holds them gives them back when it connects; {whom}; {remedy}"
 
     def require_head(self, *, colluders: int = 0) -> Link:
-        """Raises StateError where masked rounds cannot begin: no groups stand, or they hold against fewer colluders than the plan."""
+        """Raises StateError where masked rounds cannot begin: no groups stand, or they hold against fewer colluders
+        than the plan."""
         if (head := self.head) is not None:
             if head.promise.colluders < colluders:
                 raise StateError(
@@ -183,9 +196,9 @@ class ReleaseGroups:
     ) -> SignedLink:
         """In the place of what is proposed; None: as the groups that stand promise, or what `colluders` ask for.
 
-        A `smallest_group` of 1 or 2, which no link can promise, lets groups be as small and leaves the promise as without it.
-        Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not enrolled, for a promise that
-        nothing could follow, and for a group of fewer silos than is promised.
+        A `smallest_group` of 1 or 2, which no link can promise, lets groups be as small and leaves the promise as
+        without it. Raises MalformedMessage for groups or numbers that are none, StateError for a silo that is not
+        enrolled, for a promise that nothing could follow, and for a group of fewer silos than is promised.
         """
         partition = Partition.of(groups)
         async with self._alone:
@@ -216,14 +229,16 @@ class ReleaseGroups:
         return SignedLink(link=link)
 
     async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
-        """One group of all, where nothing stands, nothing is proposed and nothing is to come back; `colluders` are the plan's."""
+        """One group of all, where nothing stands, nothing is proposed and nothing is to come back; `colluders` are the
+        plan's."""
         async with self._alone:
             if self.head is None and self._proposed is None and self.behind(()) is None:
                 promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
                 await self._propose(Partition.of([silos]), promise)
 
     async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
-        """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for a false signature."""
+        """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for
+        a false signature."""
         async with self._alone:
             await self._sign(silo, link, signature)
 
@@ -249,27 +264,30 @@ class ReleaseGroups:
         await self._keep(after)
 
     async def begin_with(self, link: bytes) -> None:
-        """The operator's word, until this process ends, that a chain may begin that leads to `link`; silos give theirs again.
+        """The operator's word, until this process ends, that a chain may begin that leads to `link`; silos give theirs
+        again.
 
         Raises StateError where release groups stand.
         """
         async with self._alone:
             if self.head is not None:
                 raise StateError(
-                    f"release groups {self.head.number} stand ({self.head.digest.hex()[:16]}): what follows them is taken back from silos "
-                    "by itself, and nothing in their place"
+                    f"release groups {self.head.number} stand ({self.head.digest.hex()[:16]}): what follows them is "
+                    "taken back from silos by itself, and nothing in their place"
                 )
             self._word = link
             _log.info("release groups to be taken back", digest=link.hex())
             self._tell()
 
     async def take_back(self, silo: SiloName, links: Iterable[SignedLink]) -> None:
-        """The links after the head, from a silo that holds them: this coordinator came from a backup of before they stood.
+        """The links after the head, from a silo that holds them: this coordinator came from a backup of before they
+        stood.
 
-        Each has to follow, with the signatures that it needs, under the keys that silos had or have here. The first that does
-        not, and those after it, are left: the silo is answered with what stands, and says what its operator can do. Where nothing
-        stands, the operator has to have named a link that they lead to: any silo could sign first ones of itself alone. A member that
-        is not enrolled here is no hindrance in a later link: it may have come after the backup, and enough of those before signed for it.
+        Each has to follow, with the signatures that it needs, under the keys that silos had or have here. The first
+        that does not, and those after it, are left: the silo is answered with what stands, and says what its operator
+        can do. Where nothing stands, the operator has to have named a link that they lead to: any silo could sign first
+        ones of itself alone. A member that is not enrolled here is no hindrance in a later link: it may have come after
+        the backup, and enough of those before signed for it.
         """
         async with self._alone:
             given = tuple(links)
@@ -278,7 +296,8 @@ class ReleaseGroups:
                     "release groups not taken back",
                     silo=silo,
                     digest=given[-1].link.digest.hex(),
-                    detail="none stand here, and the operator named none that these lead to: coordinator groups take-back",
+                    detail="none stand here, and the operator named none that these lead to: coordinator groups "
+                    "take-back",
                 )
                 return
             for signed in given:
@@ -312,7 +331,8 @@ class ReleaseGroups:
                 told()
 
     def _may_begin(self, given: Iterable[SignedLink]) -> bool:
-        """Whether the operator named one of these links, or the log of this coordinator does, and those before it lead to it from the first."""
+        """Whether the operator named one of these links, or the log of this coordinator does, and those before it lead
+        to it from the first."""
         named = {self._word} if self.stood is None else {self._word, bytes.fromhex(self.stood.digest)}
         before: Link | None = None
         for signed in given:
@@ -374,6 +394,6 @@ def _require_large_enough(partition: Partition, promise: Promise, allowed: int) 
         if len(group) < allowed:
             raise StateError(
                 f"release group {','.join(group)} has {len(group)} silos, and the smallest group that is promised is "
-                f"{promise.smallest_group}: put these silos into a larger group, or say with --smallest-group {len(group)} that it is "
-                "to be so small"
+                f"{promise.smallest_group}: put these silos into a larger group, or say with --smallest-group "
+                f"{len(group)} that it is to be so small"
             )

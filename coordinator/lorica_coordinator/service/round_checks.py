@@ -1,8 +1,9 @@
-"""What silos need to check round models: the evidence of masked rounds, pieces of the newest, and each other's verdicts.
+"""What silos need to check round models: the evidence of masked rounds, pieces of the newest, and each other's
+verdicts.
 
-The masked vectors of the round that made the present model stay until another model takes its place, and so does the model
-before. Silos bring verdicts on the present model alone; they stay with its evidence, since a silo that misses the round has
-nothing else by which it could tell that the model was checked.
+The masked vectors of the round that made the present model stay until another model takes its place, and so does the
+model before. Silos bring verdicts on the present model alone; they stay with its evidence, since a silo that misses the
+round has nothing else by which it could tell that the model was checked.
 """
 
 import asyncio
@@ -90,9 +91,9 @@ class RoundChecks:
     ) -> tuple[Collection[Verdict], int]:
         """Keep the silo's verdict on the present model; all there are, and a number that stands for them.
 
-        It answers at once where that is not `known`, else when there is another one, or after some seconds. Raises AuthorisationError
-        for another silo's verdict, IntegrityError for one that its present `identity_key` did not sign (the attempt's key, or one
-        after it), StateError for one on other evidence, MalformedMessage, StorageError.
+        It answers at once where that is not `known`, else when there is another one, or after some seconds. Raises
+        AuthorisationError for another silo's verdict, IntegrityError for one that its present `identity_key` did not
+        sign (the attempt's key, or one after it), StateError for one on other evidence, MalformedMessage, StorageError.
         """
         if verdict.silo != silo:
             raise AuthorisationError(f"silo {silo} brings a verdict of silo {verdict.silo}: only its own is taken")
@@ -100,7 +101,8 @@ class RoundChecks:
             verdict.check(identity_key)
         except IntegrityError:
             raise IntegrityError(
-                f"the verdict of silo {silo} on model {model} is not signed by the identity key that it is enrolled with: it is not kept"
+                f"the verdict of silo {silo} on model {model} is not signed by the identity key that it is enrolled "
+                "with: it is not kept"
             ) from None
         evidence = (await self._desk.opened(plan)).parts.evidence
         async with self._changed:

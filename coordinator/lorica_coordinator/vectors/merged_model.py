@@ -1,4 +1,5 @@
-"""A base and its adapters as one model: W + alpha / rank x B A for each weight that has them (silo_wire/plans/adapters.py)."""
+"""A base and its adapters as one model: W + alpha / rank x B A for each weight that has them
+(silo_wire/plans/adapters.py)."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -5,8 +5,8 @@ without gaps, that data is what travels in chunks and what a manifest digests: n
 range of the file.
 
 T5 shares one parameter between four modules. The layout has it once, under the first of its names in sorted order,
-`decoder.embed_tokens.weight`; files have it once as well, under the name that Hugging Face gives it, `shared.weight`, so
-that they are Hugging Face's files. A T5 v1.1 whose `lm_head.weight` is a parameter of its own has that beside it.
+`decoder.embed_tokens.weight`; files have it once as well, under the name that Hugging Face gives it, `shared.weight`,
+so that they are Hugging Face's files. A T5 v1.1 whose `lm_head.weight` is a parameter of its own has that beside it.
 
 Two readers: `check` for a file from outside, which may be wrong in any way, and `blocks` for the data.
 """
@@ -55,8 +55,8 @@ def header(layout: Layout) -> bytes:
 def write(path: Path, layout: Layout, vector: Iterable[bytes | bytearray | memoryview]) -> Manifest:
     """Write a new file from the blocks of its vector, in one pass, and fsync it; returns the vector's manifest.
 
-    What `path` holds is written over: callers write beside the final name and rename. Raises IntegrityError when the blocks are not
-    the layout's length, StorageError naming the file.
+    What `path` holds is written over: callers write beside the final name and rename. Raises IntegrityError when the
+    blocks are not the layout's length, StorageError naming the file.
     """
     with closing(VectorWriter(path, layout, head=header(layout))) as file:
         for block in vector:

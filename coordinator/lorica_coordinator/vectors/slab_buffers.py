@@ -1,8 +1,10 @@
-"""Memory for slabs on their way from files to the device that computes and back, and threads that work ahead of each other.
+"""Memory for slabs on their way from files to the device that computes and back, and threads that work ahead of each
+other.
 
-The same few buffers serve a whole aggregation, so memory depends neither on the model's size nor on the number of silos.
-On the CPU a buffer is one piece of memory. With a GPU it is two: pinned memory for the files, and memory of the GPU; each
-copy between them goes through the buffer's own stream, so that it overlaps with the arithmetic on the other buffers.
+The same few buffers serve a whole aggregation, so memory depends neither on the model's size nor on the number of
+silos. On the CPU a buffer is one piece of memory. With a GPU it is two: pinned memory for the files, and memory of the
+GPU; each copy between them goes through the buffer's own stream, so that it overlaps with the arithmetic on the other
+buffers.
 """
 
 import queue
@@ -18,7 +20,8 @@ T = TypeVar("T")
 
 
 class SlabBuffer:
-    """`host` holds bytes for files, `device` those that are computed with: the same tensor where the device is the CPU."""
+    """`host` holds bytes for files, `device` those that are computed with: the same tensor where the device is the
+    CPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -92,7 +95,8 @@ class SlabBuffers:
 
 
 def ahead(source: Generator[T, None, None], stop: Callable[[], None]) -> Generator[T, None, None]:
-    """The items of `source`, which runs in a thread of its own; what it raises is raised here, after the items before it.
+    """The items of `source`, which runs in a thread of its own; what it raises is raised here, after the items before
+    it.
 
     Nothing bounds how far ahead it is but what it waits for itself. `stop` makes it end soon; it is called when nobody
     wants further items.

@@ -1,14 +1,16 @@
 """The key that one spooled update lies on the disk under: to let go of the update is to destroy 32 bytes.
 
-Spools are large, and their files are written over in the next round or deleted, which leaves what was in them on the disk until
-then, or for good. So a spool is encrypted (AES-256, counter mode) with a key of its own, made when it is begun, in a file beside
-it; when the round is closed that file is overwritten, made durable and deleted, and what remains is noise to everybody.
+Spools are large, and their files are written over in the next round or deleted, which leaves what was in them on the
+disk until then, or for good. So a spool is encrypted (AES-256, counter mode) with a key of its own, made when it is
+begun, in a file beside it; when the round is closed that file is overwritten, made durable and deleted, and what
+remains is noise to everybody.
 
-What that is worth: no file, backup or copy made afterwards opens the update, nor does the block device, where it writes in place.
-A disk that keeps old blocks (flash, snapshots, copy on write) can keep the 32 bytes: encrypt the disk as well. While the round is
-open the key lies beside the spool, since a killed coordinator goes on with what it holds.
+What that is worth: no file, backup or copy made afterwards opens the update, nor does the block device, where it writes
+in place. A disk that keeps old blocks (flash, snapshots, copy on write) can keep the 32 bytes: encrypt the disk as
+well. While the round is open the key lies beside the spool, since a killed coordinator goes on with what it holds.
 
-The counter is the byte's place in the file, and every chunk is what its manifest says: no two texts meet under one keystream.
+The counter is the byte's place in the file, and every chunk is what its manifest says: no two texts meet under one
+keystream.
 """
 
 import os

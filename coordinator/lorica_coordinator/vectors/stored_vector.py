@@ -1,8 +1,9 @@
 """A flat vector in a file, with the manifest that its bytes are checked against before they are used.
 
-Models, spooled updates and the server optimizer's state are all this. Whole chunks are read and checked before any of their
-bytes is used, in the memory that they are used from. What this process itself has checked or digested as it wrote it, in a
-file that nobody has touched since, is not digested once more: on a processor core that is half the time of a read.
+Models, spooled updates and the server optimizer's state are all this. Whole chunks are read and checked before any of
+their bytes is used, in the memory that they are used from. What this process itself has checked or digested as it wrote
+it, in a file that nobody has touched since, is not digested once more: on a processor core that is half the time of a
+read.
 """
 
 import json
@@ -66,8 +67,8 @@ class StoredVector:
         except (IntegrityError, MalformedMessage) as error:
             begin = index * self.manifest.chunk_bytes
             raise IntegrityError(
-                f"{self.path} was damaged: chunk {index} (bytes {begin} to {begin + self.manifest.chunk_size(index)}) is "
-                "not what was written; restore the file from a backup"
+                f"{self.path} was damaged: chunk {index} (bytes {begin} to {begin + self.manifest.chunk_size(index)}) "
+                f"is not what was written; restore the file from a backup"
             ) from error
 
     def unreadable(self, error: OSError) -> StorageError:
@@ -179,7 +180,8 @@ def write_record(path: Path, fields: Mapping[str, object]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The fields of a record; raises IntegrityError when it was damaged, StorageError when it is missing or unreadable."""
+    """The fields of a record; raises IntegrityError when it was damaged, StorageError when it is missing or
+    unreadable."""
     value = read_json(path)
     fields = value.get("fields")
     try:

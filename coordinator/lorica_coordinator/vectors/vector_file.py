@@ -1,7 +1,7 @@
 """Files that hold a flat vector, written from the first byte to the last in one pass: preallocated, digested, durable.
 
-The whole file is allocated before its first byte, so that a disk that is too small shows at once; the kernel is asked to
-write while more comes in, so that the fsync at the end finds little left to do.
+The whole file is allocated before its first byte, so that a disk that is too small shows at once; the kernel is asked
+to write while more comes in, so that the fsync at the end finds little left to do.
 """
 
 import ctypes
@@ -48,7 +48,8 @@ _sync_file_range = _find_sync_file_range()
 class VectorWriter:
     """A file with `head`, then a vector of `layout` as it comes. `finish` it, and always `close` it.
 
-    What `path` holds is written over: callers write beside the final name and rename. Raises StorageError naming the file.
+    What `path` holds is written over: callers write beside the final name and rename. Raises StorageError naming the
+    file.
     """
 
     def __init__(self, path: Path, layout: Layout, *, head: bytes = b"", chunk_bytes: int = CHUNK_BYTES) -> None:

@@ -2,8 +2,8 @@
 
 `python -m lorica.bench.constant_silo start ...`
 
-Everything else is what runs at a silo: the round model is downloaded, verified and loaded into a T5, the delta is taken,
-encoded, written, digested, signed, journaled and uploaded.
+Everything else is what runs at a silo: the round model is downloaded, verified and loaded into a T5, the delta is
+taken, encoded, written, digested, signed, journaled and uploaded.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Lorica's own rounds, measured: a real coordinator and real agents, each its own process, over mutual TLS on loopback.
 
-Local training is a constant (constant_silo.py); the server optimizer is plain FedAvg, as the peers run it. After the last
-round the global model is compared with what it must be: each round adds the constant to every parameter.
+Local training is a constant (constant_silo.py); the server optimizer is plain FedAvg, as the peers run it. After the
+last round the global model is compared with what it must be: each round adds the constant to every parameter.
 """
 
 import math
@@ -72,11 +72,12 @@ _NAMES: Mapping[Mode | None, Sequence[str]] = {
 def run_lorica(
     work: Path, *, silos: int, parameters: int, rounds: int, wire: str = "float32", masked: Mode | None = None
 ) -> Run:
-    """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is wrong.
+    """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is
+    wrong.
 
-    1: the first round of all, from its opening. `parameters` is what is asked for, the result has what came out. `work` is
-    an empty folder for everything. `masked`: under secure aggregation, among silos that pin each other, send nothing else and
-    check round models in this way.
+    1: the first round of all, from its opening. `parameters` is what is asked for, the result has what came out. `work`
+    is an empty folder for everything. `masked`: under secure aggregation, among silos that pin each other, send nothing
+    else and check round models in this way.
     """
     warm_up = 1 if rounds > 1 else 0
     names = [f"silo-{index:02}" for index in range(1, silos + 1)]
@@ -175,7 +176,8 @@ class _Watch:
 
 
 def _follow(home: Path, watch: _Watch, meter: Meter, rounds: int, *, opening: bool) -> list[Reading]:
-    """A reading at the end of each round, the uncounted first one included; with `opening`, one before when it opens."""
+    """A reading at the end of each round, the uncounted first one included; with `opening`, one before when it
+    opens."""
     coordinator = Coordinator.load(CoordinatorFolder(home))
     plan = coordinator.shelf.compile(PLAN).plan.digest
     store = coordinator.open_store()
@@ -222,8 +224,9 @@ def _changes(written: Path, watch: _Watch) -> Iterator[None]:
 def _check(work: Path, rounds: int, *, masked: Mode | None) -> None:
     """Raise StateError unless each of `rounds` moved every parameter of the global model as its silos move theirs.
 
-    Under secure aggregation to within what integers can express and silos' noise within float32's steps (ADR 18), and but for few
-    rows and columns: of some hundred thousand a silo takes one or two for numbers of one size, which it multiplies (ADR 16).
+    Under secure aggregation to within what integers can express and silos' noise within float32's steps (ADR 18), and
+    but for few rows and columns: of some hundred thousand a silo takes one or two for numbers of one size, which it
+    multiplies (ADR 16).
     """
     fine, finest = (2.0**-16, 2.0**-10) if masked else (2.0**-20, 2.0**-20)
     home = work / "coordinator"

@@ -38,7 +38,8 @@ def trees(roots: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, of all its threads and of its children that it has waited for; 0 once it is gone."""
+    """User and system time of a process, of all its threads and of its children that it has waited for; 0 once it is
+    gone."""
     fields = _stat(pid)
     return 0.0 if fields is None else sum(map(int, fields[11:15])) / _TICKS
 
@@ -54,7 +55,10 @@ def loopback_bytes() -> int:
 
 def imports_bytes(python: str | Path, imports: Sequence[str], environment: Mapping[str, str]) -> int:
     """Memory of a process of `python` that has imported `imports` and done nothing else."""
-    code = f"import {', '.join(imports)}\nprint([line.split()[1] for line in open('/proc/self/status') if 'VmRSS' in line][0])"
+    code = (
+        f"import {', '.join(imports)}\nprint([line.split()[1] for line in open('/proc/self/status') if 'VmRSS' in "
+        "line][0])"
+    )
     done = subprocess.run([python, "-c", code], env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise StateError(f"importing {', '.join(imports)} failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -106,7 +110,8 @@ class Meter:
                 self._sample()
 
     def _sample(self) -> list[int]:
-        """Memory of each role now. Peaks: of the trees' sums at the samples, and of each root's own, which misses nothing."""
+        """Memory of each role now. Peaks: of the trees' sums at the samples, and of each root's own, which misses
+        nothing."""
         sums = []
         for index, pids in enumerate(trees(self._roles)):
             resident = 0

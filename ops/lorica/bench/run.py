@@ -25,8 +25,8 @@ SILOS = (2, 4, 8)
 PARAMETERS = (25_000_000, 50_000_000, T5_BASE_PARAMETERS)
 BYTES_PER_PARAMETER = 20
 BYTES_PER_PARAMETER_AND_SILO = 16
-"""On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo, its spool.
-A first round alone writes nothing twice and needs two thirds."""
+"""On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo,
+its spool. A first round alone writes nothing twice and needs two thirds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

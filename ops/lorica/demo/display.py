@@ -94,7 +94,8 @@ def _scored(record: operator_pb2.RoundRecord) -> str:
 
 
 def round_table(records: Sequence[operator_pb2.RoundRecord], silos: Sequence[str], last: int = 0) -> Table:
-    """Rounds down, silos across: loss reduction, share of the weighted mean, exact match and execution accuracy on dev."""
+    """Rounds down, silos across: loss reduction, share of the weighted mean, exact match and execution accuracy on
+    dev."""
     table = Table(
         title="loss reduction · weight share, then exact match / execution accuracy on dev", title_style="dim"
     )

@@ -56,7 +56,8 @@ _PRIVATE_VALUES: Mapping[str, object] = {
 PRIVATE_RECORDS = 4000
 """Of each silo in the private demo."""
 ROOM_FOR_THE_FILTER = 1.5
-"""`[policy] max_epsilon` over the plan's epsilon: a silo's budget holds over plans that are chosen later, which costs more than one plan."""
+"""`[policy] max_epsilon` over the plan's epsilon: a silo's budget holds over plans that are chosen later, which costs
+more than one plan."""
 
 
 def set_arguments(values: Mapping[str, object]) -> Iterator[str]:

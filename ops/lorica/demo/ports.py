@@ -6,8 +6,9 @@ from itertools import count, islice
 
 from lorica_security.errors import StateError
 
-# Below the ports that Linux gives to outgoing connections (32768 and up): one of those might take a port before its process
-# listens there, or while that process is started again. Below 12000 are well-known servers, and ports that browsers refuse.
+# Below the ports that Linux gives to outgoing connections (32768 and up): one of those might take a port before its
+# process listens there, or while that process is started again. Below 12000 are well-known servers, and ports that
+# browsers refuse.
 FIRST, END = 12_000, 32_768
 
 _turns = count(secrets.randbelow(END - FIRST))

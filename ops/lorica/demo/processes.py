@@ -83,7 +83,8 @@ Child = tuple[str, subprocess.Popen[bytes], IO[bytes]]
 
 
 class Processes:
-    """Long-running children; leaving the context stops those still there, all at once, and then the one that they talk to.
+    """Long-running children; leaving the context stops those still there, all at once, and then the one that they talk
+    to.
 
     An agent whose coordinator is gone already would try for some seconds to tell it that it stops.
     """
@@ -126,7 +127,8 @@ class Processes:
         self._running.remove(entry)
 
     def ended(self, name: str) -> int | None:
-        """The exit code of a child that has ended, which is then forgotten and may be started again; None while it runs."""
+        """The exit code of a child that has ended, which is then forgotten and may be started again; None while it
+        runs."""
         entry = self._entry(name)
         code = entry[1].poll()
         if code is not None:

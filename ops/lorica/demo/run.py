@@ -79,8 +79,8 @@ class Layout:
 class Scene:
     """What a federation of the demo is made of.
 
-    `plan` are arguments of `coordinator plan new`. `policy` is each silo's `[policy]`. `pins`: the silos pin each other's
-    identity keys, as masked rounds need.
+    `plan` are arguments of `coordinator plan new`. `policy` is each silo's `[policy]`. `pins`: the silos pin each
+    other's identity keys, as masked rounds need.
     """
 
     names: Sequence[str]
@@ -108,9 +108,9 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails.
 
-    `values` are KEY=VALUE of the plan, over the demo's own. `secure`: under secure aggregation, with silos that pin each
-    other's identity keys and refuse any plan without it. `epsilon`: under record-level differential privacy, with silos that
-    refuse any plan without it and whatever would cost more.
+    `values` are KEY=VALUE of the plan, over the demo's own. `secure`: under secure aggregation, with silos that pin
+    each other's identity keys and refuse any plan without it. `epsilon`: under record-level differential privacy, with
+    silos that refuse any plan without it and whatever would cost more.
     """
     began = time.monotonic()
     place = Layout(out.resolve())
@@ -152,7 +152,8 @@ def run_demo(
 def write_private_silos(
     place: Layout, silos: Sequence[SiloSpecification], *, records: int, seed: int, test: int = TEST
 ) -> None:
-    """Query logs of `records` records and `test` held-out questions each, and a public model that was trained on their textbooks."""
+    """Query logs of `records` records and `test` held-out questions each, and a public model that was trained on their
+    textbooks."""
     textbook: list[Record] = []
     for silo in silos:
         made = query_log(silo, records=records, seed=seed, test=test)
@@ -162,7 +163,8 @@ def write_private_silos(
 
 
 def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scoring = score_silos) -> Outcome:
-    """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes of the models."""
+    """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes
+    of the models."""
     names = scene.names
     with Processes(place.logs, last="coordinator") as processes, _telling_of_an_interruption(console):
         with console.status("coordinator: init, plan new"):

@@ -39,7 +39,8 @@ class Score:
 
 Scores = dict[str, Score]
 Scoring = Callable[[Path, Digest, Digest, Mapping[str, Path]], tuple[Scores, Scores]]
-"""(the coordinator's folder, plan, final model, each silo's data) -> its scores with the plan's initial model, and with the final one."""
+"""(the coordinator's folder, plan, final model, each silo's data) -> its scores with the plan's initial model, and with
+the final one."""
 
 
 class PlanModels:

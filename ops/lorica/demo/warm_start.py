@@ -1,7 +1,8 @@
-"""The private demo's public model: trained on the textbooks alone (query_log.py), without privacy, since nobody's records are in them.
+"""The private demo's public model: trained on the textbooks alone (query_log.py), without privacy, since nobody's
+records are in them.
 
-Differential privacy pays for each thing that is learnt. What can be had from public text is had there, and the silos' budget is
-left for what only they know.
+Differential privacy pays for each thing that is learnt. What can be had from public text is had there, and the silos'
+budget is left for what only they know.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""What `--help` says, for the pages: each command of the three programs with its arguments, its options and their defaults."""
+"""What `--help` says, for the pages: each command of the three programs with its arguments, its options and their
+defaults."""
 
 from collections.abc import Iterator
 from textwrap import fill

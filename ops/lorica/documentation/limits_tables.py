@@ -49,7 +49,8 @@ def limits_table() -> str:
         ("requests of all strangers on their way in", f"{OF_ALL_STRANGERS.requests}", "the same, by anybody"),
         (
             "what a peer may send ahead on a stream",
-            f"{_size(server['grpc.http2.lookahead_bytes'])}, of a stranger {_size(strangers['grpc.http2.lookahead_bytes'])}",
+            f"{_size(server['grpc.http2.lookahead_bytes'])}, of a stranger "
+            f"{_size(strangers['grpc.http2.lookahead_bytes'])}",
             "floods that nobody reads",
         ),
         (

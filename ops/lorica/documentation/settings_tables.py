@@ -54,10 +54,12 @@ MODEL_MEANINGS: Final[dict[str, str]] = {
     "parameters": "How many parameters are trained and sent; tied ones count once.",
     "layout": "Digest of their order, names and shapes.",
     "revision": "Of a model from the Hub: the commit that was fetched. The operator's word.",
-    "weights": "SHA-256 of each file of parameters as it was at the source, for people who fetch a copy. The operator's word.",
+    "weights": "SHA-256 of each file of parameters as it was at the source, for people who fetch a copy. The "
+    "operator's word.",
     "initial": "Digest of the manifest of the initial parameters: what a silo compares its own copy with.",
     "initial_bfloat16": "The same of these parameters as bfloat16, which silos are handed where `wire.model` says so.",
-    "base": "Digest of the manifest of the parameters that stay as they are, in a plan with `[adapters]`; else left out.",
+    "base": "Digest of the manifest of the parameters that stay as they are, in a plan with `[adapters]`; else left "
+    "out.",
     "files": "Digest of each file of the bundle: configuration, tokenizer, layout.",
 }
 
@@ -67,59 +69,65 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "database.url": "`sqlite:///PATH` or `postgresql://USER:PASSWORD@HOST/DATABASE` of a role that only reads. "
     "Empty: `db.sqlite` beside the data, if it is there.",
     "database.max_unpacked_bytes": "Bytes that a `db.sqlite.gz` beside the data may unpack to.",
-    "policy.approved_plans": '`"any"` plan may run here; `"ask"`, the default with `require_secure_aggregation`: those that '
-    "`silo-agent plan approve` was given; or a list of the digests of those that may.",
+    "policy.approved_plans": '`"any"` plan may run here; `"ask"`, the default with `require_secure_aggregation`: '
+    "those that `silo-agent plan approve` was given; or a list of the digests of those that may.",
     "policy.max_parameters": "Largest model, in parameters.",
     "policy.allowed_tensors": '`"any"`, or the names of the parameters that a plan may train; a name that ends in `*` '
     "stands for all that begin so.",
     "policy.max_upload_bytes": "Most bytes of one update, hence of one round, with or without a mask.",
     "policy.max_rounds": "Most rounds of a plan.",
     "policy.max_epochs": "Most epochs of local training in one round.",
-    "policy.require_secure_aggregation": "Whether updates leave masked or not at all: a plan without secure aggregation "
-    "is refused, and so is an upload without masks.",
-    "policy.verify": 'How round models are checked under masks before this silo trains from them: `"joint"`, the default with '
-    '`require_secure_aggregation`: every chunk, divided among the silos; `"spot"`: a few, by its own choice; `"off"`: not at all.',
+    "policy.require_secure_aggregation": "Whether updates leave masked or not at all: a plan without secure "
+    "aggregation is refused, and so is an upload without masks.",
+    "policy.verify": 'How round models are checked under masks before this silo trains from them: `"joint"`, the '
+    "default with "
+    '`require_secure_aggregation`: every chunk, divided among the silos; `"spot"`: a few, by its own choice; '
+    '`"off"`: not at all.',
     "policy.min_cohort": "Under secure aggregation: fewest silos of a cohort, this one among them.",
     "policy.min_threshold": "Under secure aggregation: fewest silos that have to help to open a secret.",
     "policy.min_survivors": "Under secure aggregation: fewest silos of a sum.",
-    "policy.smallest_group": "Under secure aggregation: fewest silos of a release group, and of a set that sums can be subtracted down to; "
-    "never below `colluders` + 2. Release groups that promise less are refused.",
-    "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo. Plans and release groups that hold "
-    "against fewer are refused.",
-    "policy.max_work_ratio": "Under secure aggregation: how far learning rate x optimizer steps of two silos may differ by "
-    "`[training.overrides]`. 1: no override that changes work is taken.",
-    "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise may be the '
-    "coordinator's, unless `require_secure_aggregation` is set as well.",
-    "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. Empty: whatever the "
-    "plan says, also each line by itself; `max_epsilon` then counts for a line, which costs more where the plan groups lines.",
-    "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, by a filter that "
-    "costs somewhat more than one plan by itself; a plan that would take more, or a round, is refused.",
-    "policy.max_epsilon_alone": "The same towards all other silos of a sum, if they worked against this one, where silos make noise together "
+    "policy.smallest_group": "Under secure aggregation: fewest silos of a release group, and of a set that sums can "
+    "be subtracted down to; never below `colluders` + 2. Release groups that promise less are refused.",
+    "policy.colluders": "Under secure aggregation: how many of a cohort may work together against this silo. Plans "
+    "and release groups that hold against fewer are refused.",
+    "policy.max_work_ratio": "Under secure aggregation: how far learning rate x optimizer steps of two silos may "
+    "differ by `[training.overrides]`. 1: no override that changes work is taken.",
+    "policy.require_privacy": 'The `[privacy] level` that a plan must have; `"none"`: any. With `"silo"` the noise '
+    "may be the coordinator's, unless `require_secure_aggregation` is set as well.",
+    "policy.unit_field": "The key of a training line, such as `patient`, that a private plan must group lines by. "
+    "Empty: whatever the plan says, also each line by itself; `max_epsilon` then counts for a line, which costs more "
+    "where the plan groups lines.",
+    "policy.max_epsilon": "Most epsilon that this silo's records ever cost, over all private rounds of all plans, "
+    "by a filter that costs somewhat more than one plan by itself; a plan that would take more, or a round, is "
+    "refused.",
+    "policy.max_epsilon_alone": "The same towards all other silos of a sum, if they worked against this one, where "
+    "silos make noise together "
     '(`[privacy] noise = "joint"`). 0: no such plan is taken.',
     "policy.max_dp_delta": "The dp_delta at which that epsilon is counted.",
     "policy.min_grad_norm": "Least `[training] max_grad_norm` of a plan with record-level privacy.",
-    "policy.max_model_value": "Largest parameter, in size, of a round model that is trained with record-level privacy. Trained models have "
-    "none of a thousand.",
-    "policy.shared_budget": "Folder of the registry by which silo folders of this machine find that they train on the same records, and "
+    "policy.max_model_value": "Largest parameter, in size, of a round model that is trained with record-level "
+    "privacy. Trained models have none of a thousand.",
+    "policy.shared_budget": "Folder of the registry by which silo folders of this machine find that they train on "
+    "the same records, and "
     'count their epsilon together; `"none"`: count apart. Empty: `/var/lib/lorica/shared-budget` where that is there.',
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
-    "policy.tell_scores": "Whether scores leave: how many held-out questions the model answers right, and the loss. false: under masks "
-    "this silo adds zeros to their sum, in the clear it declines each evaluation.",
-    "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, and with fewer in "
-    "`dev.jsonl` no scores leave.",
+    "policy.tell_scores": "Whether scores leave: how many held-out questions the model answers right, and the loss. "
+    "false: under masks this silo adds zeros to their sum, in the clear it declines each evaluation.",
+    "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, "
+    "and with fewer in `dev.jsonl` no scores leave.",
     "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
     "training.threads": "Threads of PyTorch. 0: its own choice.",
     "sql.seconds": "Time for one statement, in seconds.",
     "sql.rows": "Most rows of a result.",
     "sql.result_bytes": "Most bytes of a result.",
     "sql.memory_bytes": "Memory of the sandbox above what its own code takes, in bytes.",
-    "sql.require_jail": "true: no SQL runs where a wall of [the sandbox's jail](hardening.md#the-jail-of-a-models-sql) is missing. "
-    "false: the walls that the kernel has are used.",
+    "sql.require_jail": "true: no SQL runs where a wall of [the sandbox's "
+    "jail](hardening.md#the-jail-of-a-models-sql) is missing. false: the walls that the kernel has are used.",
     "storage.models_kept": "Round models kept on disk.",
-    "metrics.listen": "`ADDRESS:PORT` where the running agent serves its [metrics](metrics.md#a-silos-own) to whoever asks: "
-    "take loopback. Empty: nothing listens.",
+    "metrics.listen": "`ADDRESS:PORT` where the running agent serves its [metrics](metrics.md#a-silos-own) to "
+    "whoever asks: take loopback. Empty: nothing listens.",
 }
 
 

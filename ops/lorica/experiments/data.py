@@ -22,7 +22,8 @@ _SEED = 1
 
 
 def own_copy(silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str, int]) -> dict[SiloName, Path]:
-    """The silos' folders with at most so many training examples, in `folder`; those without a limit are used as they are."""
+    """The silos' folders with at most so many training examples, in `folder`; those without a limit are used as they
+    are."""
     for name in at_most:
         if name not in silos:
             raise ConfigurationError(f"at_most names silo {name!r}: the silos are {', '.join(silos)}")
@@ -41,7 +42,8 @@ def require_test(silos: Mapping[SiloName, Path]) -> None:
 
 
 def require_same(silos: Mapping[SiloName, Path], out: Path) -> None:
-    """Raises ConfigurationError where the results in `out` are of other examples or schemas: a run's key knows nothing of them."""
+    """Raises ConfigurationError where the results in `out` are of other examples or schemas: a run's key knows nothing
+    of them."""
     if others := changed(silos, out):
         raise ConfigurationError(
             f"{out} has results of other data: those of {', '.join(others)} were others when it was begun: "
@@ -68,7 +70,8 @@ def _cut(source: Path, target: Path, most: int) -> Path:
 def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
     """One silo that has every line of all, and all of their schemas; without a database.
 
-    An id, or a name of a database, that several silos have is told apart by the silo's own name: a repeated one would be a bad line.
+    An id, or a name of a database, that several silos have is told apart by the silo's own name: a repeated one would
+    be a bad line.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,6 +1,8 @@
-"""What a study is: one TOML file, and the ten learning set-ups that it names (Zhang et al., ACL 2023, tables 2 and 3, figures 5 and 6).
+"""What a study is: one TOML file, and the ten learning set-ups that it names (Zhang et al., ACL 2023, tables 2 and 3,
+figures 5 and 6).
 
-A set-up is a way to bring silos together and values of the plan. Everything else of the plan is the study's own, the same for each set-up.
+A set-up is a way to bring silos together and values of the plan. Everything else of the plan is the study's own, the
+same for each set-up.
 """
 
 import itertools
@@ -63,7 +65,8 @@ SETUPS: Final[Mapping[str, Setup]] = {
 
 
 class PracticeSection(Section):
-    """Public text-to-SQL for a model from scratch: what its tokenizer is made from, and what it is warmed up on (warm_up.py)."""
+    """Public text-to-SQL for a model from scratch: what its tokenizer is made from, and what it is warmed up on
+    (warm_up.py)."""
 
     pairs: Annotated[int, Field(ge=1)]  # over random schemas
     wikisql: str = ""  # a .jsonl.gz of its labelled questions
@@ -84,7 +87,8 @@ class PracticeSection(Section):
 
 
 class StartSection(Section):
-    """The model that every run begins with: `folder` (Hugging Face's form), or `size` from scratch, maybe warmed up by `practice`."""
+    """The model that every run begins with: `folder` (Hugging Face's form), or `size` from scratch, maybe warmed up by
+    `practice`."""
 
     folder: str = ""
     size: str = ""
@@ -108,7 +112,8 @@ class StartSection(Section):
 
 
 class Study(Section):
-    """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes there."""
+    """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes
+    there."""
 
     name: NameText
     silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
@@ -150,8 +155,8 @@ class Study(Section):
         for run in self.runs():
             if run.key in seen:
                 raise ValueError(
-                    f"{run.setup}, seed {run.seed}{run.at} would be run twice: name each set-up, seed and value of the grid "
-                    f"once, and in [only.{run.setup}] nothing that the grid goes over"
+                    f"{run.setup}, seed {run.seed}{run.at} would be run twice: name each set-up, seed and value of "
+                    f"the grid once, and in [only.{run.setup}] nothing that the grid goes over"
                 )
             seen.add(run.key)
         return self
@@ -183,7 +188,8 @@ class Run:
 
     @property
     def values(self) -> dict[str, object]:
-        """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones win."""
+        """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones
+        win."""
         return {**self.study.plan, **SETUPS[self.setup].values, **self.point, **self.study.only.get(self.setup, {})}
 
     @property
@@ -194,7 +200,8 @@ class Run:
     @property
     def key(self) -> str:
         """Tells this run from every other of any study: of all that its result depends on but the data."""
-        # What a study does not say is not in its key: keys that this file has learnt since leave those of earlier results alone.
+        # What a study does not say is not in its key: keys that this file has learnt since leave those of earlier
+        # results alone.
         start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
         return f"{self.setup}-{self.seed}-{digest_of(canonical_json(content))[:12]}"

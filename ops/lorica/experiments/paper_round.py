@@ -1,8 +1,8 @@
 """`make paper-round`: one short round of the paper's protocol on a random T5-base, with what it took.
 
-studies/paper.toml as it is: its model's form and size, its preset, its eight silos. Short are the data (so many questions
-of each split of each silo), the rounds (one), the epochs (two, for a loss at the beginning and one at the end) and the
-answers; the table at the end says so.
+studies/paper.toml as it is: its model's form and size, its preset, its eight silos. Short are the data (so many
+questions of each split of each silo), the rounds (one), the epochs (two, for a loss at the beginning and one at the
+end) and the answers; the table at the end says so.
 """
 
 import resource
@@ -37,7 +37,8 @@ SHORT: Final[dict[str, Value]] = {
     "training.max_output_tokens": 16,
     "evaluation.initial": False,
 }
-"""What is not the paper's. A random model never ends an answer, so that each costs as many steps as it may have tokens."""
+"""What is not the paper's. A random model never ends an answer, so that each costs as many steps as it may have
+tokens."""
 
 
 def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: Console) -> dict[str, Any]:

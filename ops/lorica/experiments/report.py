@@ -1,6 +1,7 @@
 """What a study found: a page in Markdown with tables, and the paper's figures, from results.jsonl alone.
 
-Means stand with the standard deviation over seeds (n - 1). A score is exact match on test unless a table says otherwise.
+Means stand with the standard deviation over seeds (n - 1). A score is exact match on test unless a table says
+otherwise.
 """
 
 import itertools
@@ -51,8 +52,8 @@ def report_text(study: Study, out: Path) -> str:
         _last_losses(by_setup, seeds),
         "## What Lorar changes\n",
         _wrapped(
-            "The run with it less that of the same seed without; silos from the one with the fewest training examples on. "
-            "More of exact match is better, less of loss."
+            "The run with it less that of the same seed without; silos from the one with the fewest training "
+            "examples on. More of exact match is better, less of loss."
         ),
         _lorar(by_setup, "exact_match", "points of exact match more than without", seeds),
         _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
@@ -66,8 +67,8 @@ def report_text(study: Study, out: Path) -> str:
 def require_done(study: Study, out: Path) -> list[Line]:
     """Results of this study alone; raises ConfigurationError where there is none.
 
-    In the paper's order, whichever run ended first; then points of the grid and seeds in the file's. What a run is, the study
-    says: a value that has moved to the grid since has the same run, whose line knows no point.
+    In the paper's order, whichever run ended first; then points of the grid and seeds in the file's. What a run is, the
+    study says: a value that has moved to the grid since has the same run, whose line knows no point.
     """
     runs = {run.key: run for run in study.runs()}
     lines = {line["run"]: line for line in results(out)}
@@ -110,8 +111,8 @@ def _provenance(study: Study, lines: Sequence[Line]) -> str:
     seconds = sum(line["seconds"] for line in lines)
     return _wrapped(
         f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
-        f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit {', '.join(commits) or 'unknown'}. "
-        f"Values of the plan: {_values(study.plan) or 'the preset alone'}."
+        f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit "
+        f"{', '.join(commits) or 'unknown'}. Values of the plan: {_values(study.plan) or 'the preset alone'}."
         + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
         + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
     )
@@ -312,7 +313,8 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
 
 
 def share_curves(lines: Sequence[Line]) -> dict[str, Curve]:
-    """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one federation each."""
+    """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one
+    federation each."""
     curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         rows = list(filter(_made_a_model, _rounds(line)))

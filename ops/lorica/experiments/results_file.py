@@ -44,5 +44,6 @@ def append_result(out: Path, facts: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; the run is kept: free some space and run the same command again"
+            f"{path} cannot be written: {error.strerror or error}; the run is kept: free some space and run the "
+            "same command again"
         ) from error

@@ -1,8 +1,10 @@
-"""`lorica experiment`: every run of a study, each appended to results.jsonl as it ends; those that are there are not done again.
+"""`lorica experiment`: every run of a study, each appended to results.jsonl as it ends; those that are there are not
+done again.
 
-A run is a simulated federation (ops/lorica/simulation), or one for each silo (`alone`), or one silo that has all data (`centralized`): the same rounds,
-the same number of epochs over the same examples for each. The best model by MicroAvg on dev is scored on each silo's test split. Runs need nothing
-of each other, so several are done at a time, each in a process of its own.
+A run is a simulated federation (ops/lorica/simulation), or one for each silo (`alone`), or one silo that has all data
+(`centralized`): the same rounds, the same number of epochs over the same examples for each. The best model by MicroAvg
+on dev is scored on each silo's test split. Runs need nothing of each other, so several are done at a time, each in a
+process of its own.
 """
 
 import gc
@@ -50,10 +52,12 @@ _Outcome = dict[str, Any] | StateError
 def run_study(
     study: Study, out: Path, *, data: Path, console: Console, device: str = "auto", threads: int = 0, jobs: int = 1
 ) -> None:
-    """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores.
+    """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's
+    own; 0 shares the cores.
 
-    A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of it at the end. Raises
-    what would end all of them, and Conflict while another study works in `out`. What was under way goes on the next time.
+    A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
+    it at the end. Raises what would end all of them, and Conflict while another study works in `out`. What was under
+    way goes on the next time.
     """
     make_folder(out)
     with ProcessLock(out / "lock", "study"):
@@ -89,7 +93,8 @@ def run_study(
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
-    """Raises, before hours of work, what a later run would: ConfigurationError for its plan, DataError for a silo that cannot be scored."""
+    """Raises, before hours of work, what a later run would: ConfigurationError for its plan, DataError for a silo that
+    cannot be scored."""
     require_test(silos)
     for run in study.runs():
         for key in run.values:
@@ -118,7 +123,8 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Ou
                 facts = future.result()
             except BrokenProcessPool as error:
                 raise StateError(
-                    "a process of this study was killed: run the same command again, with fewer --jobs if memory ran out"
+                    "a process of this study was killed: run the same command again, with fewer --jobs if memory "
+                    "ran out"
                 ) from error
             yield waiting[future], facts
 
@@ -127,7 +133,8 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Ou
 def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, however it ends; an exception inside does not wait for what they are at.
 
-    The executor's own thread is waited for in each case: Python, as it exits, writes to a pipe that this thread closes as it ends.
+    The executor's own thread is waited for in each case: Python, as it exits, writes to a pipe that this thread closes
+    as it ends.
     """
     workers = ProcessPoolExecutor(jobs, children(), initializer=end_with_parent)
     try:

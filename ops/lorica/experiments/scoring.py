@@ -19,8 +19,8 @@ from silo_agent.training.silo_trainer import SiloTrainer
 def scores(
     simulated: Simulated, silos: Mapping[SiloName, Path], settings: DeviceSettings, *, work: Path
 ) -> dict[str, dict[str, float]]:
-    """By silo: fractions from 0 to 1, loss in nats of a target token; `execution_accuracy` where there is a database, of the `executed` examples
-    whose own query it could run."""
+    """By silo: fractions from 0 to 1, loss in nats of a target token; `execution_accuracy` where there is a database,
+    of the `executed` examples whose own query it could run."""
     coordinator = simulated.coordinator
     bundle = coordinator.shelf.bundle(simulated.plan)
     models = coordinator.models(bundle)

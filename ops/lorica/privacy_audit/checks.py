@@ -45,7 +45,10 @@ class Check:
     def fault(self) -> str | None:
         if self.held:
             return None
-        return f"{self.promise}, {self.about}: {self.broken} ({self.measured:.6g}, allowed are {self.lowest:.6g} to {self.highest:.6g})"
+        return (
+            f"{self.promise}, {self.about}: {self.broken} ({self.measured:.6g}, allowed are {self.lowest:.6g} to "
+            f"{self.highest:.6g})"
+        )
 
 
 def binomial(trials: int, probability: float) -> Vector:

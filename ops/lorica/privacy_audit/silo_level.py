@@ -275,7 +275,8 @@ def at_the_silos(work: Path) -> Iterator[Check]:
         measured=float(total.std()) / length,
         lowest=MULTIPLIER * (1 - NOISE),
         highest=MULTIPLIER * (1 + NOISE),
-        broken="noise of all silos that nobody else knows, over what one silo adds at most, is not the plan's multiplier",
+        broken="noise of all silos that nobody else knows, over what one silo adds at most, is not the plan's "
+        "multiplier",
     )
     yield Check(
         promise="noise scale",
@@ -377,7 +378,8 @@ def gaussian_rows(about: str, noise: Vector, deviation: float | None) -> Iterato
             measured=1 + off,
             lowest=1 - NOISE,
             highest=1 + NOISE,
-            broken=f"noise of release {at + 1} is not as large as the ledger's multiplier times max_delta_norm, as a part of it",
+            broken=f"noise of release {at + 1} is not as large as the ledger's multiplier times max_delta_norm, as "
+            "a part of it",
         )
     normalised = noise / scales.clip(min=1e-30)[:, None]
     yield Check(

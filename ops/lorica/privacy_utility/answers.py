@@ -20,7 +20,8 @@ from silo_wire.canonical import Digest
 class Answers:
     """A Scoring (ops/lorica/demo/scoring.py).
 
-    `right` has of each silo one character a question of its test.jsonl, in order: 1 where the final model's answer is exact, else 0.
+    `right` has of each silo one character a question of its test.jsonl, in order: 1 where the final model's answer is
+    exact, else 0.
     """
 
     right: dict[str, str] = field(default_factory=dict)

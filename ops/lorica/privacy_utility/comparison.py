@@ -1,7 +1,9 @@
-"""Ideas for more accuracy at the same epsilon, each beside a training as it is today: paired differences, with intervals.
+"""Ideas for more accuracy at the same epsilon, each beside a training as it is today: paired differences, with
+intervals.
 
-The loss of a token is what decides; exact match counts whole queries, and moves by chance. A pair has the same seed and epsilon, that is the same
-records, held-out questions, warm start and plan seed; the noise of each is its own, since it comes from the operating system.
+The loss of a token is what decides; exact match counts whole queries, and moves by chance. A pair has the same seed and
+epsilon, that is the same records, held-out questions, warm start and plan seed; the noise of each is its own, since it
+comes from the operating system.
 """
 
 import math
@@ -23,8 +25,8 @@ VARIANTS: Final[Mapping[str, Mapping[str, object]]] = {
     "corrected-slower": {"training.optimizer": "adam_corrected", "training.learning_rate": 3e-3},
     "both": {"privacy.average_decay": 0.9999, "training.optimizer": "adam_corrected"},
 }
-"""What a plan has otherwise. "corrected-slower" is for steps that are up to three times as long: its rate is a third. The noise
-multiplier is found anew for each, so that a large batch has the same epsilon."""
+"""What a plan has otherwise. "corrected-slower" is for steps that are up to three times as long: its rate is a third.
+The noise multiplier is found anew for each, so that a large batch has the same epsilon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Difference:
 
     @classmethod
     def over_questions(cls, pairs: "Sequence[tuple[Row, Row]]") -> "Difference":
-        """Of exact match, by the normal distribution: what other questions may give to these very models, silos weighing alike."""
+        """Of exact match, by the normal distribution: what other questions may give to these very models, silos
+        weighing alike."""
         means, variances = [], []
         for row, other in pairs:
             for silo, right in row.right.items():

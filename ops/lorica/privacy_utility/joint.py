@@ -1,8 +1,10 @@
-"""Joint noise beside noise of each silo's own: eight silos of the study's records, the same epsilon and steps for every way.
+"""Joint noise beside noise of each silo's own: eight silos of the study's records, the same epsilon and steps for every
+way.
 
-Each of the study's two silos (silos.py) is four here, with a quarter of its records each and all of its held-out questions. The federation is a
-simulated one: real agents, masks and ledgers without a network. What joint noise promises is less (privacy.md): towards who sees sums
-alone. Its server steps by Adam, since it has no local optimizer; the other ways step by AdamW at each silo and average deltas.
+Each of the study's two silos (silos.py) is four here, with a quarter of its records each and all of its held-out
+questions. The federation is a simulated one: real agents, masks and ledgers without a network. What joint noise
+promises is less (privacy.md): towards who sees sums alone. Its server steps by Adam, since it has no local optimizer;
+the other ways step by AdamW at each silo and average deltas.
 """
 
 import shutil
@@ -49,15 +51,16 @@ WAYS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """What a plan has otherwise than another. TODAY's is noise of each silo's own, in rounds of twenty steps.
 
-The server's rate is the silos' over the root of eight: their steps are averaged, so that noise moves a parameter by as much either way. No rate
-was tuned for a way.
+The server's rate is the silos' over the root of eight: their steps are averaged, so that noise moves a parameter by as
+much either way. No rate was tuned for a way.
 """
 
 
 def run_joint(
     work: Path, *, epsilon: float, seeds: Sequence[int], records: int, out: Path, console: Console
 ) -> Sequence[Row]:
-    """Do every training that `out` does not have yet; the rows. `records` is of each of the study's silos, before it is divided.
+    """Do every training that `out` does not have yet; the rows. `records` is of each of the study's silos, before it is
+    divided.
 
     Raises as run_utility, and what stops a simulation.
     """

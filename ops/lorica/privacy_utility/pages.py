@@ -80,7 +80,8 @@ def _ideas(found: dict[str, Comparison]) -> Iterator[str]:
 
 
 def joint_table(rows: Sequence[Row] | None = None) -> str:
-    """Ways of noise of eight silos: each one's means, and its loss less that of noise of each silo's own in rounds of twenty steps."""
+    """Ways of noise of eight silos: each one's means, and its loss less that of noise of each silo's own in rounds of
+    twenty steps."""
     found = [row for row in (read_rows(JOINT_RESULTS) if rows is None else rows) if row.data == EIGHT]
     beside = {one.variant: one for one in comparisons(found)}
     lines = [

@@ -22,9 +22,10 @@ def picture(rows: "Sequence[Row]") -> str:
     parts = [_chart(index, rows, *chart) for index, chart in enumerate(charts)]
     width, height = len(charts) * (_WIDTH + 2 * _LEFT), _HEIGHT + 2 * _TOP + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        'aria-labelledby="title" font-family="system-ui, sans-serif" font-size="13">\n'
-        '<title id="title">What record-level privacy costs: held-out questions after training with each epsilon</title>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img" aria-labelledby="title" font-family="system-ui, sans-serif" font-size="13">\n'
+        '<title id="title">What record-level privacy costs: held-out questions after training with each '
+        "epsilon</title>\n"
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
@@ -54,24 +55,29 @@ def _chart(
             f'<line x1="{left}" x2="{left + _WIDTH}" y1="{up(number):.1f}" y2="{up(number):.1f}" stroke="{_FAINT}"/>'
         )
         parts.append(
-            f'<text x="{left - 8}" y="{up(number) + 4:.1f}" text-anchor="end" fill="{_INK}">{form.format(number)}</text>'
+            f'<text x="{left - 8}" y="{up(number) + 4:.1f}" text-anchor="end" '
+            f'fill="{_INK}">{form.format(number)}</text>'
         )
     start = fmean(map(before, rows))
     parts.append(
-        f'<line x1="{left}" x2="{left + _WIDTH}" y1="{up(start):.1f}" y2="{up(start):.1f}" stroke="{_INK}" stroke-dasharray="5 4"/>'
-        f'<text x="{left + _WIDTH}" y="{up(start) - 6:.1f}" text-anchor="end" fill="{_INK}">warm start {form.format(start)}</text>'
+        f'<line x1="{left}" x2="{left + _WIDTH}" y1="{up(start):.1f}" y2="{up(start):.1f}" stroke="{_INK}" '
+        f'stroke-dasharray="5 4"/><text x="{left + _WIDTH}" y="{up(start) - 6:.1f}" text-anchor="end" '
+        f'fill="{_INK}">warm start '
+        f"{form.format(start)}</text>"
     )
     means = [(epsilon, fmean(value(row) for row in rows if row.epsilon == epsilon)) for epsilon in epsilons]
     points = " ".join(f"{across(epsilon):.1f},{up(mean):.1f}" for epsilon, mean in means)
     parts.append(f'<polyline points="{points}" fill="none" stroke="{_LINE}" stroke-width="2"/>')
     for row in rows:
         parts.append(
-            f'<circle cx="{across(row.epsilon):.1f}" cy="{up(value(row)):.1f}" r="4" fill="{_DOT}" fill-opacity="0.55"/>'
+            f'<circle cx="{across(row.epsilon):.1f}" cy="{up(value(row)):.1f}" r="4" fill="{_DOT}" '
+            'fill-opacity="0.55"/>'
         )
     for epsilon, mean in means:
         name = "no privacy" if math.isinf(epsilon) else f"{epsilon:g}"
         parts.append(
-            f'<text x="{across(epsilon):.1f}" y="{_TOP + _HEIGHT + 20}" text-anchor="middle" fill="{_INK}">{name}</text>'
+            f'<text x="{across(epsilon):.1f}" y="{_TOP + _HEIGHT + 20}" text-anchor="middle" '
+            f'fill="{_INK}">{name}</text>'
         )
         parts.append(
             f'<text x="{across(epsilon) + 9:.1f}" y="{up(mean) - 9:.1f}" fill="{_INK}">{form.format(mean)}</text>'

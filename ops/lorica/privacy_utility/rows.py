@@ -26,7 +26,8 @@ QUERY_LOGS: Final = f"query logs, {HELD_OUT} questions"
 class Row:
     """One training. Fractions are means over the silos, as is `loss_per_token`; `spent` is the dearest silo's.
 
-    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was not kept.
+    `right` has of each silo one character a held-out question, 1 where it was answered exactly; nothing where that was
+    not kept.
     """
 
     data: str
@@ -78,7 +79,8 @@ def keep(out: Path, rows: Sequence[Row], console: Console) -> None:
     files.replace(out, written(rows))
     row = rows[-1]
     console.print(
-        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token {row.loss_per_token_before:.3f} -> "
-        f"{row.loss_per_token:.3f}, exact match {row.exact_match_before:.1%} -> {row.exact_match:.1%}",
+        f"{row.data}, epsilon {row.epsilon:g}, {row.variant}, seed {row.seed}: loss a token "
+        f"{row.loss_per_token_before:.3f} -> {row.loss_per_token:.3f}, exact match {row.exact_match_before:.1%} -> "
+        f"{row.exact_match:.1%}",
         highlight=False,
     )

@@ -1,9 +1,11 @@
-"""Loss and exact match of federations that train with epsilon 1, 4 and without privacy, by the same commands as the demo.
+"""Loss and exact match of federations that train with epsilon 1, 4 and without privacy, by the same commands as the
+demo.
 
-Two silos (silos.py) have query logs (ops/lorica/demo/silos/query_log.py) and train adapters from a public warm start; the same silos, warm start and steps for
-every training of a seed. One real silo of a few hundred records trains a small T5 from scratch: what cannot be learnt at epsilon 8
-is shown beside what can. Ideas for more accuracy at the same epsilon are trained beside it (comparison.py). Each finished training is in the
-JSON file at once, and is not done again by the next run. Seed by seed all trainings are done, so that a study that is cut off is balanced.
+Two silos (silos.py) have query logs (ops/lorica/demo/silos/query_log.py) and train adapters from a public warm start;
+the same silos, warm start and steps for every training of a seed. One real silo of a few hundred records trains a small
+T5 from scratch: what cannot be learnt at epsilon 8 is shown beside what can. Ideas for more accuracy at the same
+epsilon are trained beside it (comparison.py). Each finished training is in the JSON file at once, and is not done again
+by the next run. Seed by seed all trainings are done, so that a study that is cut off is balanced.
 """
 
 import gzip
@@ -47,10 +49,11 @@ def run_utility(
     console: Console,
     variants: Sequence[str] = (),
 ) -> Sequence[Row]:
-    """Do every training that `out` does not have yet; the rows, in order. `real` is the folder of the silo REAL, or None.
+    """Do every training that `out` does not have yet; the rows, in order. `real` is the folder of the silo REAL, or
+    None.
 
-    `variants` of VARIANTS are trained beside today's, with the least epsilon, where noise is most.
-    Raises ConfigurationError for a folder `work` or `real` that cannot be used and for an unknown variant, StateError when a
+    `variants` of VARIANTS are trained beside today's, with the least epsilon, where noise is most. Raises
+    ConfigurationError for a folder `work` or `real` that cannot be used and for an unknown variant, StateError when a
     process fails.
     """
     if unknown := sorted(set(variants) - VARIANTS.keys()):

@@ -1,7 +1,7 @@
 """The study's silos: two of the demo's, with more values to ask for.
 
-The demo's hospital has 684 SQL queries that people ask for and its bank 414, which is too few to hold HELD_OUT of them back and to leave
-as many to learn from. Tables, questions and SQL are the demo's.
+The demo's hospital has 684 SQL queries that people ask for and its bank 414, which is too few to hold HELD_OUT of them
+back and to leave as many to learn from. Tables, questions and SQL are the demo's.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,10 @@
-"""Secure aggregation as a library: both state machines, and whole attempts in memory. It imports neither gRPC nor PyTorch.
+"""Secure aggregation as a library: both state machines, and whole attempts in memory. It imports neither gRPC nor
+PyTorch.
 
-The protocol (Bonawitz et al. 2017, against active adversaries) is in ops/docs/secure-aggregation.md. A machine is a function
-`step(state, event, ...) -> (state, effects)` without input or output: `silo_machine` and `coordinator_machine`. `AttemptInMemory`
-runs both for silos of this process. A mean of four vectors, of which nobody sees more than the sum:
+The protocol (Bonawitz et al. 2017, against active adversaries) is in ops/docs/secure-aggregation.md. A machine is a
+function `step(state, event, ...) -> (state, effects)` without input or output: `silo_machine` and
+`coordinator_machine`. `AttemptInMemory` runs both for silos of this process. A mean of four vectors, of which nobody
+sees more than the sum:
 
 >>> import numpy as np
 >>> from lorica import secure_aggregation as secagg

@@ -1,4 +1,5 @@
-"""One attempt of secure aggregation in memory, by the state machines that silos and coordinator run; messages arrive at once."""
+"""One attempt of secure aggregation in memory, by the state machines that silos and coordinator run; messages arrive at
+once."""
 
 import secrets
 from collections import deque
@@ -49,7 +50,8 @@ ROUND = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """`vector` in float64, as long as each silo's. `saturated`: numbers that were beyond their range, and were cut to it."""
+    """`vector` in float64, as long as each silo's. `saturated`: numbers that were beyond their range, and were cut to
+    it."""
 
     vector: NDArray[np.float64]
     weight_sum: float
@@ -73,9 +75,11 @@ def terms_of(
 
 
 def masked(work: MaskVector, vector: NDArray[np.floating[Any]], *, weight: float) -> Words:
-    """What a silo sends: `vector` (one dimension, finite) times `weight` as integers mod 2^32, under its masks; once for each work.
+    """What a silo sends: `vector` (one dimension, finite) times `weight` as integers mod 2^32, under its masks; once
+    for each work.
 
-    The keys in `work` are erased. Raises StateError for a number that is not finite or a negative weight, ValueError for another length.
+    The keys in `work` are erased. Raises StateError for a number that is not finite or a negative weight, ValueError
+    for another length.
     """
     point, workspace = work.fixed_point, Workspace()
     if vector.shape != (point.ranges.elements,):
@@ -137,7 +141,8 @@ class AttemptInMemory:
         self.works: Mapping[SiloName, MaskVector] = states.works
 
     def unmask(self, vectors: Mapping[SiloName, bytes]) -> Unmask:
-        """What takes the masks off the sum of these silos' vectors, given by digest; all others were lost before they sent theirs.
+        """What takes the masks off the sum of these silos' vectors, given by digest; all others were lost before they
+        sent theirs.
 
         May be asked again, for other silos: states are values. Raises StateError where no sum comes out.
         """
@@ -153,7 +158,8 @@ class AttemptInMemory:
         return tuple(states.journal)
 
     def mean(self, vectors: Mapping[SiloName, Words]) -> Mean:
-        """The mean of what these silos masked (`masked`), each counted by its weight; all others were lost before they sent theirs.
+        """The mean of what these silos masked (`masked`), each counted by its weight; all others were lost before they
+        sent theirs.
 
         Raises StateError where no sum comes out of so few, or where they weigh nothing together.
         """

@@ -1,7 +1,8 @@
 """The coordinator as an agent sees it, in the same process: `CoordinatorPort` over its service, without a wire.
 
-What an agent checks because a stranger sent it (certificates, signatures of models and receipts, digests of chunks on their way) has nothing
-to hold against here. What decides a round is the service's own: it checks and signs each update as it always does.
+What an agent checks because a stranger sent it (certificates, signatures of models and receipts, digests of chunks on
+their way) has nothing to hold against here. What decides a round is the service's own: it checks and signs each update
+as it always does.
 """
 
 import asyncio
@@ -89,7 +90,8 @@ class SharedModels:
 
 
 class DirectCoordinator:
-    """For one silo. `refused` hears why this silo will not take part, or declined a round; `finished` that the plan has ended."""
+    """For one silo. `refused` hears why this silo will not take part, or declined a round; `finished` that the plan has
+    ended."""
 
     def __init__(
         self,

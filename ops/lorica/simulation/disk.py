@@ -1,7 +1,8 @@
-"""A simulation does not wait for the disk. A federation has to outlive a power cut, and pays for that with every file and every transaction.
+"""A simulation does not wait for the disk. A federation has to outlive a power cut, and pays for that with every file
+and every transaction.
 
-What is written is there for the process that goes on after a kill, since the kernel has it. After a power cut a simulation is
-to be begun anew.
+What is written is there for the process that goes on after a kill, since the kernel has it. After a power cut a
+simulation is to be begun anew.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Whether a simulation will come to its end: a federation waits for people who mend it, a simulation has nobody but who started it."""
+"""Whether a simulation will come to its end: a federation waits for people who mend it, a simulation has nobody but who
+started it."""
 
 from collections.abc import Sequence
 from itertools import dropwhile, takewhile
@@ -7,7 +8,8 @@ from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StateError
 
 MOST_ATTEMPTS = 3
-"""At one round without a model. Nobody is late here and nothing gets lost, so that a further one would end as they did."""
+"""At one round without a model. Nobody is late here and nothing gets lost, so that a further one would end as they
+did."""
 PATIENCE_S = 60.0
 """For a phase that cannot go on, such as aggregation on a full disk: somebody may have seen it and made room."""
 
@@ -19,7 +21,8 @@ class GoingOn:
         self._fault_since: float | None = None
 
     def require(self, rows: Sequence[RoundRow], fault: str | None, *, now: float) -> None:
-        """`rows` are attempts, oldest first, `now` seconds of any clock. Raises StateError with what stands in the way."""
+        """`rows` are attempts, oldest first, `now` seconds of any clock. Raises StateError with what stands in the
+        way."""
         ended = list(dropwhile(lambda row: row.outcome == "running", reversed(rows)))
         vain = list(takewhile(lambda row: (row.round, row.outcome) == (ended[0].round, "abandoned"), ended))
         if len(vain) >= MOST_ATTEMPTS:

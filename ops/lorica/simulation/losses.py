@@ -1,7 +1,8 @@
-"""The training loss of each optimizer step at a simulated silo: a file beside its journal, which nothing but a study's figures reads.
+"""The training loss of each optimizer step at a simulated silo: a file beside its journal, which nothing but a study's
+figures reads.
 
-A silo tells a federation the largest and the least of a round. Here nobody is to be protected from the curve between them, since the simulation
-has the data; under record-level privacy there is none.
+A silo tells a federation the largest and the least of a round. Here nobody is to be protected from the curve between
+them, since the simulation has the data; under record-level privacy there is none.
 """
 
 import json
@@ -16,7 +17,8 @@ MOST_POINTS = 200
 
 
 def append(file: Path, round_number: int, losses: Sequence[float]) -> None:
-    """One line; of a round that is trained again after a kill there are several, the last of which may have its later epochs alone.
+    """One line; of a round that is trained again after a kill there are several, the last of which may have its later
+    epochs alone.
 
     Raises StorageError naming the file.
     """
@@ -31,7 +33,8 @@ def append(file: Path, round_number: int, losses: Sequence[float]) -> None:
 
 
 def curve(file: Path) -> list[tuple[int, float]]:
-    """Optimizer steps since the first round, and the mean loss of those up to each since the one before: at most MOST_POINTS."""
+    """Optimizer steps since the first round, and the mean loss of those up to each since the one before: at most
+    MOST_POINTS."""
     rounds: dict[int, list[float]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         try:

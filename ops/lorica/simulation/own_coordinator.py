@@ -1,7 +1,8 @@
 """The coordinator of one simulation: a folder of its own, for one plan among the same silos from beginning to end.
 
-Each part is made whole or not at all, so that a kill leaves what the same command goes on with. A folder that belongs to somebody
-else is refused before anything in it is read: another plan's, other silos', and above all that of a coordinator that serves a federation.
+Each part is made whole or not at all, so that a kill leaves what the same command goes on with. A folder that belongs
+to somebody else is refused before anything in it is read: another plan's, other silos', and above all that of a
+coordinator that serves a federation.
 """
 
 import shutil
@@ -35,26 +36,30 @@ def simulated_coordinator(folder: Path, federation: FederationName) -> Coordinat
     coordinator = Coordinator.load(root)
     if coordinator.federation != federation:
         raise StateError(
-            f"{folder} was begun with a plan of federation {coordinator.federation}, this one is of {federation}: choose another --out"
+            f"{folder} was begun with a plan of federation {coordinator.federation}, this one is of {federation}: "
+            "choose another --out"
         )
     return coordinator
 
 
 async def require_same(service: Federation, plan: Plan, silos: Mapping[SiloName, Path], out: Path) -> None:
-    """Raises StateError where the simulation in `out` was begun with another plan, other silos or, by their folders, other data.
+    """Raises StateError where the simulation in `out` was begun with another plan, other silos or, by their folders,
+    other data.
 
-    A silo that is not there any more would be waited for without end; one more would be in some of the rounds. Until a round has begun,
-    silos may be added and their data corrected.
+    A silo that is not there any more would be waited for without end; one more would be in some of the rounds. Until a
+    round has begun, silos may be added and their data corrected.
     """
     standing = await service.status()
     if standing.plan not in (None, plan.digest):
         raise StateError(
-            f"{out} was begun with plan {standing.plan_name} ({standing.plan}), this is {plan.name} ({plan.digest}): choose another --out"
+            f"{out} was begun with plan {standing.plan_name} ({standing.plan}), this is {plan.name} "
+            f"({plan.digest}): choose another --out"
         )
     enrolled = {item.silo for item in standing.silos if item.state != "invited"}
     if gone := enrolled - set(silos):
         raise StateError(
-            f"{out} was begun with {', '.join(sorted(gone))} among its silos: put the folder back, or choose another --out"
+            f"{out} was begun with {', '.join(sorted(gone))} among its silos: put the folder back, or choose "
+            "another --out"
         )
     if await service.rounds():
         if more := set(silos) - enrolled:
@@ -67,7 +72,8 @@ async def require_same(service: Federation, plan: Plan, silos: Mapping[SiloName,
 
 
 def put_on_shelf(coordinator: Coordinator, plan: Plan, plan_folder: Path) -> None:
-    """Copy the plan's folder to the coordinator's own; raises StateError where another of its name is there, StorageError."""
+    """Copy the plan's folder to the coordinator's own; raises StateError where another of its name is there,
+    StorageError."""
     target = coordinator.shelf.folder(plan.name)
     if not target.exists():
         with files.new_folder(target) as work:

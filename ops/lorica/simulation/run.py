@@ -1,8 +1,10 @@
-"""`lorica simulate`: a plan, from its first round to its last, among silos that are folders of this machine, in one process.
+"""`lorica simulate`: a plan, from its first round to its last, among silos that are folders of this machine, in one
+process.
 
-The coordinator's service with its round machine, arithmetic, stores and keys, and each silo's agent with its policy, trainer and ledger, are what
-a federation runs; between them are calls instead of a network. Nobody is late here, however long a silo trains: the clock that deadlines are
-measured by stands still. Everything lies in one folder, and a run that was cut off goes on there where it was.
+The coordinator's service with its round machine, arithmetic, stores and keys, and each silo's agent with its policy,
+trainer and ledger, are what a federation runs; between them are calls instead of a network. Nobody is late here,
+however long a silo trains: the clock that deadlines are measured by stands still. Everything lies in one folder, and a
+run that was cut off goes on there where it was.
 """
 
 import asyncio
@@ -52,8 +54,8 @@ LOOK_S = 1.0
 class Simulated:
     """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
 
-    `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the point before.
-    `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
+    `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the
+    point before. `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
     """
 
     coordinator: Coordinator
@@ -67,7 +69,8 @@ class Simulated:
 
 @contextmanager
 def logging_to(file: Path) -> Iterator[None]:
-    """What coordinator and agents log goes to `file`, in lines of JSON, while inside. Raises StorageError where it cannot be written."""
+    """What coordinator and agents log goes to `file`, in lines of JSON, while inside. Raises StorageError where it
+    cannot be written."""
     make_folder(file.parent)
     with file.open("a", encoding="utf-8") as lines:
         structlog.configure(
@@ -87,7 +90,8 @@ def logging_to(file: Path) -> Iterator[None]:
 
 
 def silos_in(folder: Path) -> dict[SiloName, Path]:
-    """The silos below `folder`: every folder with a train.jsonl, by its name; raises ConfigurationError where there is none."""
+    """The silos below `folder`: every folder with a train.jsonl, by its name; raises ConfigurationError where there is
+    none."""
     found = sorted({path.parent for name in ("train.jsonl", "train.jsonl.gz") for path in folder.glob(f"*/{name}")})
     if not found:
         raise ConfigurationError(f"no folder in {folder} holds a train.jsonl: give the folder of the silos' folders")
@@ -104,7 +108,8 @@ def simulate(
     workers: int = 1,
     on_round: OnRound = lambda row: None,
 ) -> Simulated:
-    """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes; with 1 in this one.
+    """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes;
+    with 1 in this one.
 
     Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
     """
@@ -217,7 +222,8 @@ class _Simulation:
 
         def refused(silo: SimulatedSilo, told: str) -> None:
             if not ended.done():
-                # The coordinator is told nothing of a silo's files, and under privacy next to nothing: here both are one person's.
+                # The coordinator is told nothing of a silo's files, and under privacy next to nothing: here both are
+                # one person's.
                 why = told if silo.notes.failure in told else f"{told}: {silo.notes.failure}"
                 ended.set_exception(StateError(f"silo {silo.credentials.silo} does not take part: {why}"))
 
@@ -276,8 +282,8 @@ class _Simulation:
             await asyncio.sleep(LOOK_S)
 
     def _told(self, rows: Sequence[RoundRow], *, to_the_end: bool = False) -> None:
-        """Each attempt once: when it has ended and is scored, or so many came after it that it will not be: scores of a masked
-        round's model come with the next round's sum."""
+        """Each attempt once: when it has ended and is scored, or so many came after it that it will not be: scores of a
+        masked round's model come with the next round's sum."""
         last = len(rows) - 1
         for number, row in enumerate(rows):
             if (row.round, row.attempt) in self._heard or row.outcome == "running":

@@ -45,7 +45,8 @@ _VALID_S = 3600
 
 
 class Notes:
-    """`DisplayPort` of an agent that nobody watches: it keeps why work failed last, for which a silo has no log of its own here."""
+    """`DisplayPort` of an agent that nobody watches: it keeps why work failed last, for which a silo has no log of its
+    own here."""
 
     failure: str = ""
 
@@ -147,7 +148,8 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
         )
 
     def allow_groups(self) -> bool:
-        """What a plan's `colluders` make its first release groups promise is allowed, as people would who run that plan; if it waits."""
+        """What a plan's `colluders` make its first release groups promise is allowed, as people would who run that
+        plan; if it waits."""
         chain = group_chain(self.folder, self.credentials, self.policy)
         standing = chain.standing()
         if standing.proposed is None or standing.objection is None:

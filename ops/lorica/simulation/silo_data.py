@@ -1,4 +1,5 @@
-"""The silos' examples and schemas as they lie in their folders, and whether they are still those that a folder was begun with."""
+"""The silos' examples and schemas as they lie in their folders, and whether they are still those that a folder was
+begun with."""
 
 import gzip
 import json
@@ -21,7 +22,8 @@ def remember(silos: Mapping[SiloName, Path], out: Path) -> None:
 
 
 def changed(silos: Mapping[SiloName, Path], out: Path) -> list[str]:
-    """Names of the silos whose data are others than `out` remembers, with those that only one of both has; raises DataError."""
+    """Names of the silos whose data are others than `out` remembers, with those that only one of both has; raises
+    DataError."""
     file = out / _KNOWN
     if not file.exists():
         return []

@@ -1,9 +1,12 @@
 """Commands that are given at random while a plan runs, each killed at a random moment and then given again.
 
-    operator    backup, restore of the last backup into a new folder, gc, plan start, invite, revoke, upgrade (the coordinator is down)
-    silo        identity rotate (its agent is down: it finishes what was cut off as it starts again), enroll of a guest, who is revoked
+    operator    backup, restore of the last backup into a new folder, gc, plan start, invite, revoke, upgrade (the
+                coordinator is down)
+    silo        identity rotate (its agent is down: it finishes what was cut off as it starts again), enroll of a guest,
+                who is revoked
 
-None of them may change what comes of the plan. A command that is given again has to end well, or to say that it is done.
+None of them may change what comes of the plan. A command that is given again has to end well, or to say that it is
+done.
 """
 
 import random

@@ -1,7 +1,8 @@
 """Whether two runs of one plan came to the same: models bit by bit, and what the records say of every round.
 
-Where masks and the rounding under them are drawn anew in each run, training goes its own way from the first bit that differs:
-all is compared then but numbers. tests/crash makes the draws repeatable, and compares the bits of masked runs, too.
+Where masks and the rounding under them are drawn anew in each run, training goes its own way from the first bit that
+differs: all is compared then but numbers. tests/crash makes the draws repeatable, and compares the bits of masked runs,
+too.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,8 @@ def differences(expected: Result, actual: Result, *, drawn_anew: bool = False) -
 
 
 def _without_numbers(row: RoundRow) -> RoundRow:
-    """Of a masked or noised round: how it ended, who was in its sum, of how many coordinates. Noise may make all weights zero."""
+    """Of a masked or noised round: how it ended, who was in its sum, of how many coordinates. Noise may make all
+    weights zero."""
     silos = tuple(SiloRow(silo=silo.silo, outcome=silo.outcome, detail=silo.detail) for silo in row.silos)
     masked = row.masked and replace(row.masked, weight_sum=0.0, saturated=0)
     return replace(

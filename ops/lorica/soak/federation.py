@@ -36,9 +36,9 @@ MOST_EPSILON = 1000.0
 class Shape:
     """What is trained on how much; `lines` are training lines of each silo, `values` are keys of the plan.
 
-    `secure`: under secure aggregation, with silos that refuse any plan without it, and pin each other's keys on first use.
-    `spot` are those of them that check round models by single chunks, the others check all of them together. `private`: under record-level
-    differential privacy, with silos that refuse any plan without it.
+    `secure`: under secure aggregation, with silos that refuse any plan without it, and pin each other's keys on first
+    use. `spot` are those of them that check round models by single chunks, the others check all of them together.
+    `private`: under record-level differential privacy, with silos that refuse any plan without it.
     """
 
     federation: str

@@ -1,7 +1,8 @@
-"""`lorica soak`: a plan to its end while a process or a command chosen at random is killed every few seconds, then what changed by that.
+"""`lorica soak`: a plan to its end while a process or a command chosen at random is killed every few seconds, then what
+changed by that.
 
-    undisturbed run -> the same plan again, with kill -9 of any process, or of a command beside them, and the same command again -> compare
-    -> the first backup that was made meanwhile is restored, and goes on to the end of the plan
+    undisturbed run -> the same plan again, with kill -9 of any process, or of a command beside them, and the same
+    command again -> compare -> the first backup that was made meanwhile is restored, and goes on to the end of the plan
 
 The seed is printed: it fixes who is killed after which wait, though not what that process is doing at that moment.
 """
@@ -63,8 +64,8 @@ def run_soak(
 ) -> None:
     """Raises IntegrityError when a kill changed anything but the time, StateError when a process ends by itself.
 
-    `secure`: under secure aggregation, `private`: under record-level differential privacy. Masks and noise are drawn anew in each run, so
-    that numbers are not compared.
+    `secure`: under secure aggregation, `private`: under record-level differential privacy. Masks and noise are drawn
+    anew in each run, so that numbers are not compared.
     """
     if secure and private:
         raise ConfigurationError("a soak is either --secure or --private: leave one out")
@@ -148,7 +149,8 @@ def _shape(rounds: int, silos: int, *, secure: bool, private: bool) -> Shape:
 
 
 def _run(federation: MortalFederation, meanwhile: Callable[[], None] = lambda: None) -> float:
-    """From the first process to the end of the plan, in seconds; `meanwhile` is called at each look at a plan under way."""
+    """From the first process to the end of the plan, in seconds; `meanwhile` is called at each look at a plan under
+    way."""
     tokens = federation.invite()
     began = time.monotonic()
     federation.start(COORDINATOR)
@@ -178,7 +180,8 @@ def _until(
 
 
 def _go_on_from(backup: Path, federation: MortalFederation) -> None:
-    """In place of the coordinator whose plan is over, with the silos as they are: they have seen later rounds than it."""
+    """In place of the coordinator whose plan is over, with the silos as they are: they have seen later rounds than
+    it."""
     before = federation.folder.root.rename(federation.root / "coordinator-before")
     log = ("--log", str(before / "audit"))
     run("lorica_coordinator.cli", "restore", str(backup), str(federation.folder.root), *log)

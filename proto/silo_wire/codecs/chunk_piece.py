@@ -1,4 +1,5 @@
-"""The pieces of a transfer as bytes: protobuf's own encoding of `ModelPiece` and `UpdatePiece`, without protobuf's copies.
+"""The pieces of a transfer as bytes: protobuf's own encoding of `ModelPiece` and `UpdatePiece`, without protobuf's
+copies.
 
 Nearly all that crosses the wire is chunks of 1 MiB, and protobuf's library copies each twice on either side. Both
 messages are a oneof of headers and `chunk` = 2, and a Chunk is `index` = 1 and `data` = 2 (federation.proto,
@@ -17,8 +18,8 @@ _INDEX: Final = 0x08  # field 1, varint: `index` of a chunk
 _DATA: Final = 0x12
 _MAX_INDEX: Final = (1 << 32) - 1
 HEAD_BYTES: Final = 16
-"""What stands before the data. Its numbers are padded to this size, so that the data of a received message lies where its
-floats can be computed with as they are; protobuf reads a padded number as any other."""
+"""What stands before the data. Its numbers are padded to this size, so that the data of a received message lies where
+its floats can be computed with as they are; protobuf reads a padded number as any other."""
 
 Piece = TypeVar("Piece", federation_pb2.ModelPiece, federation_pb2.UpdatePiece)
 

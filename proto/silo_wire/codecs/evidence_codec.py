@@ -1,4 +1,5 @@
-"""Evidence and proof between values and bytes. Every fault is MalformedMessage; counts and sizes are bounded before anything is made.
+"""Evidence and proof between values and bytes. Every fault is MalformedMessage; counts and sizes are bounded before
+anything is made.
 
 A proof is one file, which anybody with the plan and the keys can examine (checked_chunk.examined).
 """

@@ -35,7 +35,8 @@ class KnownIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsOffer:
-    """What the coordinator answers to a silo that asks for release groups: links from the one that it holds on, oldest first."""
+    """What the coordinator answers to a silo that asks for release groups: links from the one that it holds on, oldest
+    first."""
 
     links: tuple[SignedLink, ...]
     proposed: SignedLink | None

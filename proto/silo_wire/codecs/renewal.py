@@ -33,8 +33,9 @@ class RenewalAnswer:
     signature: bytes
 
     def check_trust(self, coordinator: Ed25519PublicKey, *, federation: FederationName, held_since: int) -> TrustBundle:
-        """The trust bundle; raises IntegrityError unless the pinned key of the coordinator signed it, for this federation, with the
-        certificate beside it, and no other bundle is known to have come after it: `held_since` is of the one that is held.
+        """The trust bundle; raises IntegrityError unless the pinned key of the coordinator signed it, for this
+        federation, with the certificate beside it, and no other bundle is known to have come after it: `held_since` is
+        of the one that is held.
 
         MalformedMessage for one with an authority of another federation.
         """
@@ -47,8 +48,8 @@ class RenewalAnswer:
         verify(coordinator, domain=TRUST_DOMAIN.encode(), payload=statement, signature=self.signature)
         if self.since < held_since:
             raise IntegrityError(
-                f"the coordinator sends a trust bundle of Unix time {self.since}, and the one that is held is of {held_since}: "
-                "it was put back from a backup, or somebody holds back what changed; ask its operator"
+                f"the coordinator sends a trust bundle of Unix time {self.since}, and the one that is held is of "
+                f"{held_since}: it was put back from a backup, or somebody holds back what changed; ask its operator"
             )
         if self.trust.of_federation(federation) != self.trust:
             raise MalformedMessage(f"the trust bundle holds an authority that is not of federation {federation}")

@@ -1,8 +1,9 @@
-"""Secure aggregation's messages <-> protobuf, as `codec` does it for the others; and the journals of both sides as bytes.
+"""Secure aggregation's messages <-> protobuf, as `codec` does it for the others; and the journals of both sides as
+bytes.
 
 Where the wire leaves out federation and plan they are the caller's, from the call key. All that the protocol signs or
-hashes comes out as it went in, doubles bit for bit. Whoever receives a silo's answer checks that the key beside it is that
-of the connection; that the answer is of the key's silo is checked here.
+hashes comes out as it went in, doubles bit for bit. Whoever receives a silo's answer checks that the key beside it is
+that of the connection; that the answer is of the key's silo is checked here.
 
 `..._to_bytes` is for a disk: a digest, then the message, so that what was damaged or cut off reads as nothing at all.
 Every fault is MalformedMessage. Counts are bounded before anything is made of them.
@@ -44,7 +45,8 @@ from silo_wire.manifest import MAX_TENSORS
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
 MAX_COHORT = 200
-"""A delivery grows with the square of the cohort: for 200 silos it has 4.3 MB, and transport.MAX_MESSAGE_BYTES is 5 MiB."""
+"""A delivery grows with the square of the cohort: for 200 silos it has 4.3 MB, and transport.MAX_MESSAGE_BYTES is 5
+MiB."""
 
 MAX_NAME_CHARACTERS = 63
 

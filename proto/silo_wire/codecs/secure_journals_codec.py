@@ -124,7 +124,8 @@ def _event_to_stored(event: silo_events.Event) -> pb.SiloEvent:
 
 
 def event_from_bytes(data: bytes, federation: FederationName) -> silo_events.Event:
-    """The event that `event_to_bytes` was given, of a silo of `federation`; raises MalformedMessage for anything else."""
+    """The event that `event_to_bytes` was given, of a silo of `federation`; raises MalformedMessage for anything
+    else."""
     message = _read(pb.SiloEvent, data)
     match message.WhichOneof("event"):
         case "opening":
@@ -264,7 +265,8 @@ def _coordinator_event_to_stored(event: coordinator_events.Event) -> pb.Coordina
 
 
 def coordinator_event_from_bytes(data: bytes, federation: FederationName) -> coordinator_events.Event:
-    """What `coordinator_event_to_bytes` was given, by a coordinator of `federation`; raises MalformedMessage otherwise."""
+    """What `coordinator_event_to_bytes` was given, by a coordinator of `federation`; raises MalformedMessage
+    otherwise."""
     message = _read(pb.CoordinatorEvent, data)
     plan = message.plan_digest
     match message.WhichOneof("event"):

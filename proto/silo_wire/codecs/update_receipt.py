@@ -1,7 +1,8 @@
 """What the coordinator signs of an update that it holds, and both sides' audit heads as they travel beside it.
 
-A silo sends how far its own log is with each update; the receipt countersigns that, and says how far the coordinator's is, in
-which the update stands already. So each side's log holds evidence of the other's: neither can be cut or written anew unseen.
+A silo sends how far its own log is with each update; the receipt countersigns that, and says how far the coordinator's
+is, in which the update stands already. So each side's log holds evidence of the other's: neither can be cut or written
+anew unseen.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ RECEIPT_DOMAIN = "update-receipt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReceipt:
-    """`shown` is the head of the silo's log that came with the update, `head` the coordinator's own, which covers the update."""
+    """`shown` is the head of the silo's log that came with the update, `head` the coordinator's own, which covers the
+    update."""
 
     key: RoundKey
     silo: SiloName
@@ -91,7 +93,8 @@ class UpdateReceipt:
 
 
 def receipt_statement(*, key: RoundKey, silo: str, update: Digest, total_bytes: int, shown: Head, head: Head) -> bytes:
-    """Signed by the coordinator: it holds these bytes of this silo for this attempt, and its log says so up to `head`."""
+    """Signed by the coordinator: it holds these bytes of this silo for this attempt, and its log says so up to
+    `head`."""
     return canonical_json(
         {
             "attempt": key.attempt,

@@ -1,8 +1,9 @@
-"""A process of its own for bytes that others wrote: little memory, little time, no file, no environment, and an answer in bytes.
+"""A process of its own for bytes that others wrote: little memory, little time, no file, no environment, and an answer
+in bytes.
 
-The child is of the same code, with a job out of `confined_child.JOBS`. Its end is a refusal with a reason, whatever ended it. Requests and
-answers pass through files without a name, so that neither side waits for the other and the answer's length is bounded by the
-system.
+The child is of the same code, with a job out of `confined_child.JOBS`. Its end is a refusal with a reason, whatever
+ended it. Requests and answers pass through files without a name, so that neither side waits for the other and the
+answer's length is bounded by the system.
 """
 
 import signal
@@ -23,7 +24,10 @@ DONE: Final = b"+"
 _MIB: Final = 1 << 20
 
 # -I ignores PYTHONPATH, the user's site and the working directory; the code is found where these very packages lie.
-_START: Final = "import sys; sys.path[:0] = sys.argv[4:]; from silo_wire.model_folders.confined_child import main; main(*sys.argv[1:4])"
+_START: Final = (
+    "import sys; sys.path[:0] = sys.argv[4:]; from silo_wire.model_folders.confined_child import main; "
+    "main(*sys.argv[1:4])"
+)
 _CODE: Final = places_of(lorica_security, silo_wire)
 _ENVIRONMENT: Final = {
     "LANG": "C.UTF-8",
@@ -41,7 +45,8 @@ _SHOWN_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`memory_bytes` beside what Python itself takes; `seconds` of the clock, of which as many of the processor; `answer_bytes` of any file."""
+    """`memory_bytes` beside what Python itself takes; `seconds` of the clock, of which as many of the processor;
+    `answer_bytes` of any file."""
 
     memory_bytes: int = 1024 * _MIB
     seconds: float = 120.0
@@ -52,7 +57,8 @@ USUAL: Final = Limits()
 
 
 def confined(job: str, request: bytes, what: str, limits: Limits = USUAL) -> bytes:
-    """What `job` makes of `request`. Raises MalformedMessage, which begins with `what`, where it refuses or does not end well.
+    """What `job` makes of `request`. Raises MalformedMessage, which begins with `what`, where it refuses or does not
+    end well.
 
     Raises StorageError where this machine cannot begin a process.
     """
@@ -88,8 +94,8 @@ def confined(job: str, request: bytes, what: str, limits: Limits = USUAL) -> byt
             raise MalformedMessage(f"{what} {_end(code, _read(complaints, _SHOWN_BYTES), limits)}")
     except OSError as error:
         raise StorageError(
-            f"no process can be begun to look at {what} ({error.strerror or error}): free memory, processes and space in "
-            f"{tempfile.tempdir or 'a folder for temporary files'}"
+            f"no process can be begun to look at {what} ({error.strerror or error}): free memory, processes and "
+            f"space in {tempfile.tempdir or 'a folder for temporary files'}"
         ) from error
 
 

@@ -44,7 +44,8 @@ def answered(job: Callable[[bytes], bytes], request: bytes) -> bytes:
 
 
 def _take_means_away(memory_bytes: int, seconds: float, answer_bytes: int) -> None:
-    """Memory is what is mapped now plus what is given; no core is dumped, no process or thread made, no large file written."""
+    """Memory is what is mapped now plus what is given; no core is dumped, no process or thread made, no large file
+    written."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     for kind, value in (
         (resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes),

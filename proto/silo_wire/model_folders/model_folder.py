@@ -1,7 +1,8 @@
-"""A Hugging Face folder that was looked at before it is used: by the coordinator for a new plan, by a silo to compare its own copy.
+"""A Hugging Face folder that was looked at before it is used: by the coordinator for a new plan, by a silo to compare
+its own copy.
 
-`prepared` has a process of its own read the folder (model_folder_read.py), and parses its answer once. What the libraries are given is
-`laid_out`: a folder with these files alone, beside links to the files of parameters.
+`prepared` has a process of its own read the folder (model_folder_read.py), and parses its answer once. What the
+libraries are given is `laid_out`: a folder with these files alone, beside links to the files of parameters.
 """
 
 import json
@@ -47,7 +48,8 @@ _TOKENIZER_KEYS: Final = frozenset(
         "unk_token",
     )
 )
-"""What of tokenizer_config.json reaches the library; it names files and classes in others, and has a language of templates."""
+"""What of tokenizer_config.json reaches the library; it names files and classes in others, and has a language of
+templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class ModelFolder:
 
     @contextmanager
     def laid_out(self) -> Iterator[Path]:
-        """A folder for the length of the block with nothing but what is here; raises StorageError where it cannot be made."""
+        """A folder for the length of the block with nothing but what is here; raises StorageError where it cannot be
+        made."""
         with TemporaryDirectory(prefix="lorica-model-") as temporary:
             copy = Path(temporary)
             try:

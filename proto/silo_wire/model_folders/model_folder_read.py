@@ -1,7 +1,8 @@
 """A Hugging Face folder as data in a closed form, read by a process of its own (`confined`) and handed over as bytes.
 
-Taken are ordinary files of the folder itself, by name: its small files, each in its form, and parameters in safetensors, of which the
-headers alone are read here. A link must lead to a file of the folder, or to one of the Hub's cache that the folder is a snapshot of.
+Taken are ordinary files of the folder itself, by name: its small files, each in its form, and parameters in
+safetensors, of which the headers alone are read here. A link must lead to a file of the folder, or to one of the Hub's
+cache that the folder is a snapshot of.
 """
 
 import json
@@ -46,11 +47,13 @@ _CLASSES: Final = frozenset(
     for name in ("T5Tokenizer", "MT5Tokenizer", "RobertaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
     for fast in ("", "Fast")
 )
-"""What the tokenizers of T5's family are called; any other name is another class of the library's, with code of its own."""
+"""What the tokenizers of T5's family are called; any other name is another class of the library's, with code of its
+own."""
 
 
 def read_folder(request: bytes) -> bytes:
-    """Of the folder with this path: the lengths of its small files and the shapes of its tensors in JSON, then these files.
+    """Of the folder with this path: the lengths of its small files and the shapes of its tensors in JSON, then these
+    files.
 
     Raises MalformedMessage, with "it" for the folder, for what is missing or not in the form.
     """
@@ -76,7 +79,8 @@ def _require_class(name: str, values: Mapping[str, Any]) -> None:
     kind = values.get("tokenizer_class")
     if kind is not None and kind not in _CLASSES:
         raise MalformedMessage(
-            f"{name} has tokenizer_class {str(kind)[:60]!r}: none of T5's family; use one of {', '.join(sorted(_CLASSES))}"
+            f"{name} has tokenizer_class {str(kind)[:60]!r}: none of T5's family; use one of "
+            f"{', '.join(sorted(_CLASSES))}"
         )
     extra = values.get("extra_ids", 0)
     if type(extra) is not int or not 0 <= extra <= _MOST_EXTRA_IDS:
@@ -133,7 +137,8 @@ def _weights(folder: Path) -> list[str]:
         pickled = sorted(it.name for it in folder.iterdir() if it.suffix == ".bin" or it.suffix.startswith(".pt"))
         held = f"only {pickled[0]}, which is pickle and could run code" if pickled else "no parameters"
         raise MalformedMessage(
-            f"it has {held}: give a folder with {WEIGHTS_FILE}; convert it where you trust it, with save_pretrained(DIR) of transformers"
+            f"it has {held}: give a folder with {WEIGHTS_FILE}; convert it where you trust it, with "
+            "save_pretrained(DIR) of transformers"
         )
     places = parsed(raw, INDEX_FILE, _MOST_HEADER_BYTES).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -151,7 +156,8 @@ def _weights(folder: Path) -> list[str]:
 
 
 def _tensors(folder: Path, name: str) -> dict[str, list[int]]:
-    """The shapes of a safetensors file's tensors, which must fill the file from the first byte of its data to the last."""
+    """The shapes of a safetensors file's tensors, which must fill the file from the first byte of its data to the
+    last."""
     opened = _opened(folder, name)
     if opened is None:
         raise MalformedMessage(f"it has no {name}, which {INDEX_FILE} names: copy the model again")

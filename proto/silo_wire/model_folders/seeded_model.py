@@ -1,7 +1,8 @@
-"""A model of a size, and parameters that a plan's seed makes: the coordinator makes them for a new plan, a silo makes them again to compare.
+"""A model of a size, and parameters that a plan's seed makes: the coordinator makes them for a new plan, a silo makes
+them again to compare.
 
-The same bits come out on processors whose vector instructions torch uses alike, with the same release of torch: a machine
-without AVX2 draws other normal numbers. A difference is thus no proof that anybody cheated.
+The same bits come out on processors whose vector instructions torch uses alike, with the same release of torch: a
+machine without AVX2 draws other normal numbers. A difference is thus no proof that anybody cheated.
 """
 
 import math
@@ -33,7 +34,8 @@ def sized_config(size: Size, tokenizer: Any) -> Any:
 
 
 def seeded_t5(config: Any, seed: int) -> Any:
-    """A T5ForConditionalGeneration of this T5Config with random float32 parameters; torch's own generator stays as it is."""
+    """A T5ForConditionalGeneration of this T5Config with random float32 parameters; torch's own generator stays as it
+    is."""
     import torch
     from transformers import T5ForConditionalGeneration
 

@@ -15,7 +15,7 @@ from transformers import T5Tokenizer
 from lorica_security.errors import ConfigurationError
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
-EXTRA_CHARACTERS = "␤␉§°²³€£¥±\N{MULTIPLICATION SIGN}÷≤≥≠\N{EN DASH}—\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}“”„…ÄÖÜßäöüàáâãåæçèéêëìíîïñòóôõøùúûýÀÁÂÃÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕØÙÚÛÝ"
+EXTRA_CHARACTERS = "␤␉§°²³€£¥±\N{MULTIPLICATION SIGN}÷≤≥≠\N{EN DASH}—\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}“”„…ÄÖÜßäöüàáâãåæçèéêëìíîïñòóôõøùúûýÀÁÂÃÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕØÙÚÛÝ"  # noqa: E501
 """The stand-ins for line break and tab, and what names and notes of European institutions use most."""
 VOCABULARY_LIMITS = (256, 64_000)
 _SPECIAL_PIECES = 3  # <pad> 0, </s> 1, <unk> 2: T5's places

@@ -1,4 +1,5 @@
-"""The configuration that a config.json makes, on both sides: what a silo would refuse is refused where its plan is made.
+"""The configuration that a config.json makes, on both sides: what a silo would refuse is refused where its plan is
+made.
 
 The form of the file is t5_form.py's, which needs no transformers.
 """
@@ -41,8 +42,8 @@ def t5_config(raw: bytes, dropout: float | None = None) -> T5Config:
     epsilon = config.layer_norm_epsilon
     if type(epsilon) not in (int, float) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
         raise MalformedMessage(
-            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, since "
-            "without it the norm of zeros is none, and beside much of it nothing else is left"
+            f"{CONFIG_FILE} has layer_norm_epsilon {epsilon!r}: it must be {LEAST_EPSILON:g} to {MOST_EPSILON:g}, "
+            "since without it the norm of zeros is none, and beside much of it nothing else is left"
         )
     if dropout is not None:
         config.dropout_rate = dropout

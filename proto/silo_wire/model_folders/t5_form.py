@@ -1,4 +1,5 @@
-"""The closed form of a T5's config.json: which values make a model that a machine can hold, before a library sees any of them.
+"""The closed form of a T5's config.json: which values make a model that a machine can hold, before a library sees any
+of them.
 
 Not every key is known by name, since each release of transformers and each tool writes some of its own. Those that size
 something are, under each of their names, and those that choose what computes the model are refused.
@@ -28,7 +29,8 @@ _TEXTS: Final = ("feed_forward_proj", "dense_act_fn", "tokenizer_class")
 
 
 def t5_values(raw: bytes, shown: str = CONFIG_FILE) -> dict[str, Any]:
-    """What a config.json says; raises MalformedMessage, naming `shown`, the key and the value, where it is not in the form."""
+    """What a config.json says; raises MalformedMessage, naming `shown`, the key and the value, where it is not in the
+    form."""
     values = parsed_file(CONFIG_FILE, raw, shown)
     if values.get("model_type") != "t5":
         raise MalformedMessage(
@@ -38,7 +40,8 @@ def t5_values(raw: bytes, shown: str = CONFIG_FILE) -> dict[str, Any]:
         raise MalformedMessage(f"{shown} has {len(values):,} keys: more than {_MOST_KEYS:,}")
     if chosen := [key for key in values if "implementation" in key or "kernel" in key]:
         raise MalformedMessage(
-            f"{shown} has {chosen[0][:_LONGEST_TEXT]}: what computes a model is chosen here, and no code comes from a peer; leave it out"
+            f"{shown} has {chosen[0][:_LONGEST_TEXT]}: what computes a model is chosen here, and no code comes from "
+            "a peer; leave it out"
         )
     if "quantization_config" in values:
         raise MalformedMessage(f"{shown} asks for quantisation: only float32 models are taken")

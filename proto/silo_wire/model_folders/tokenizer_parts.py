@@ -1,13 +1,16 @@
-"""What a plan's tokenizer.json may be made of: parts that cost little, and that keep what a text says, whatever it says.
+"""What a plan's tokenizer.json may be made of: parts that cost little, and that keep what a text says, whatever it
+says.
 
-A normalizer with a pattern of the plan's own can turn every text but one silo's into the same few tokens. All other silos then make the
-same update, which the coordinator can make too, and their sum is that one's. So can parts that make a text longer than a plan's
-`max_input_tokens`, of which all but the first words are cut off. Taken is what the tokenizers of T5's family
-have (T5, Flan-T5, mT5, umT5, CodeT5) and what this project makes: by its parameters no part makes two texts alike but in white space,
-case and compatible forms of characters, or longer than a few tokens for each of its bytes. So they also bound what a text costs: nested
-replacements make gigabytes of one word, and a regular expression that backtracks ends the process.
+A normalizer with a pattern of the plan's own can turn every text but one silo's into the same few tokens. All other
+silos then make the same update, which the coordinator can make too, and their sum is that one's. So can parts that make
+a text longer than a plan's `max_input_tokens`, of which all but the first words are cut off. Taken is what the
+tokenizers of T5's family have (T5, Flan-T5, mT5, umT5, CodeT5) and what this project makes: by its parameters no part
+makes two texts alike but in white space, case and compatible forms of characters, or longer than a few tokens for each
+of its bytes. So they also bound what a text costs: nested replacements make gigabytes of one word, and a regular
+expression that backtracks ends the process.
 
-`foreign_parts` is asked of every tokenizer, before a library sees it; `odd_parts`, which asks for letters as well, of those under masks.
+`foreign_parts` is asked of every tokenizer, before a library sees it; `odd_parts`, which asks for letters as well, of
+those under masks.
 """
 
 import base64
@@ -60,13 +63,15 @@ _MOST_STEPS: Final = 1 << 19
 _LONGEST_KEY: Final = 24
 """Bytes that a character map may have one text for; those of sentencepiece have 12 at most."""
 _LONGEST_TEXT: Final = 72
-"""Bytes of what becomes of these: 18 characters is the most that NFKC makes of one, and those of sentencepiece have 33 bytes."""
+"""Bytes of what becomes of these: 18 characters is the most that NFKC makes of one, and those of sentencepiece have 33
+bytes."""
 
 Part = Mapping[str, Any]
 
 
 def odd_parts(files: Mapping[str, bytes]) -> Iterator[str]:
-    """A line for each part of the tokenizer that no tokenizer of T5's family has; none where the plan has no tokenizer."""
+    """A line for each part of the tokenizer that no tokenizer of T5's family has; none where the plan has no
+    tokenizer."""
     if TOKENIZER_FILE in files:
         foreign, lost = _parts(files[TOKENIZER_FILE])
         yield from (*foreign, *lost)
@@ -137,7 +142,8 @@ def _anything(_part: Part) -> str:
 
 
 def _of_spaces(part: Part) -> str:
-    """A replacement is of spaces by no more spaces: of letters, enough of them would leave nothing of a text; more spaces push it away."""
+    """A replacement is of spaces by no more spaces: of letters, enough of them would leave nothing of a text; more
+    spaces push it away."""
     pattern, content = part.get("pattern"), part.get("content")
     if not isinstance(pattern, dict) or len(pattern) != 1 or not isinstance(content, str):
         return "of no pattern"
@@ -208,10 +214,11 @@ def map_problem(raw: bytes) -> str:
 
 
 def _loss(key: str, value: str) -> str:
-    """What is wrong with one text of a map, which may be of Unicode's compatibility forms, with or without case; "" if nothing is.
+    """What is wrong with one text of a map, which may be of Unicode's compatibility forms, with or without case; "" if
+    nothing is.
 
-    The library puts the first text that it finds for a letter and its marks in the place of all of them, if they are less than 6 bytes. So what would
-    stay as it is has no text: the marks behind it would be lost.
+    The library puts the first text that it finds for a letter and its marks in the place of all of them, if they are
+    less than 6 bytes. So what would stay as it is has no text: the marks behind it would be lost.
     """
     normal = unicodedata.normalize("NFKC", key)
     if value == normal != key:
@@ -297,7 +304,10 @@ def _lost(model: Part) -> Iterator[str]:
     elif isinstance(vocabulary, dict):
         ids = vocabulary.values()
         if not all(isinstance(it, int) for it in ids) or sorted(ids) != list(range(len(pieces))):
-            yield f"model numbers its {len(pieces)} pieces otherwise than 0 to {len(pieces) - 1}: those of one number are alike"
+            yield (
+                f"model numbers its {len(pieces)} pieces otherwise than 0 to {len(pieces) - 1}: those of one number "
+                "are alike"
+            )
     unknown = [letter for letter in LETTERS if letter not in pieces]
     if unknown:
         yield f"model has no piece for {_shown(''.join(unknown))}: texts of such letters are alike"

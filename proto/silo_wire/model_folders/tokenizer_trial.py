@@ -1,7 +1,7 @@
 """A tokenizer.json tried before it is used: looked at part by part, built, and given a few texts.
 
-In a process of its own (`confined`): the library ends a process where memory does not suffice, and panics on much that it does not
-understand, which is no Exception.
+In a process of its own (`confined`): the library ends a process where memory does not suffice, and panics on much that
+it does not understand, which is no Exception.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,15 @@ _TEXTS: Final = (
     "a" * 2000,
     " " * 2000,
     "▁" * 200 + "<pad></s><unk><extra_id_0>",
-    "e\N{COMBINING ACUTE ACCENT}\N{COMBINING DOT BELOW} ﬁ \N{FULLWIDTH LATIN CAPITAL LETTER A} ש ب \N{CYRILLIC SMALL LETTER IE} 東京 \U0001f600 \U0010fffd \0",
+    "e\N{COMBINING ACUTE ACCENT}\N{COMBINING DOT BELOW} ﬁ \N{FULLWIDTH LATIN CAPITAL LETTER A} ש ب \N{CYRILLIC SMALL LETTER IE} 東京 \U0001f600 \U0010fffd \0",  # noqa: E501
 )
 _MOST_TOKENS_PER_BYTE: Final = 4
 _MOST_AROUND: Final = 16
 
 
 def try_tokenizer(raw: bytes, limits: Limits = USUAL) -> None:
-    """Raises MalformedMessage for a tokenizer.json that no tokenizer of T5's family is like, or that costs too much to use."""
+    """Raises MalformedMessage for a tokenizer.json that no tokenizer of T5's family is like, or that costs too much to
+    use."""
     require_family(raw, TOKENIZER_FILE)
     confined("tokenizer", raw, f"{TOKENIZER_FILE} of the plan", limits)
 
@@ -42,7 +43,8 @@ def require_family(raw: bytes, shown: str) -> None:
 
 
 def tried(raw: bytes) -> bytes:
-    """Of the child: nothing, where the tokenizer can be built and makes no more tokens of a text than the text can have."""
+    """Of the child: nothing, where the tokenizer can be built and makes no more tokens of a text than the text can
+    have."""
     # Here, not above: what asks for a trial needs no library for it.
     from tokenizers import Tokenizer
 

@@ -1,8 +1,9 @@
-"""`[adapters]` of a plan: LoRA (Hu et al. 2022). The model stays as it is; low-rank additions to it are trained and travel.
+"""`[adapters]` of a plan: LoRA (Hu et al. 2022). The model stays as it is; low-rank additions to it are trained and
+travel.
 
-A linear layer of weight W, shape (out, in), gets A, shape (rank, in), and B, shape (out, rank), and computes with W + alpha / rank x B A.
-In a plan with adapters `layout.json` is that of A and B alone, and so are models, updates, masks and optimizer state. The parameters
-that stay, the base, are named by a digest of their own and fetched once.
+A linear layer of weight W, shape (out, in), gets A, shape (rank, in), and B, shape (out, rank), and computes with W +
+alpha / rank x B A. In a plan with adapters `layout.json` is that of A and B alone, and so are models, updates, masks
+and optimizer state. The parameters that stay, the base, are named by a digest of their own and fetched once.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +15,8 @@ from lorica_security.errors import ConfigurationError
 from silo_wire.manifest import Layout, TensorSpec
 
 AdaptedLayer = Literal["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
-"""Linear layers of T5 by the last part of their names: of attention, and of the feed-forward block (v1.1 has wi_0 and wi_1)."""
+"""Linear layers of T5 by the last part of their names: of attention, and of the feed-forward block (v1.1 has wi_0 and
+wi_1)."""
 _WEIGHT = ".weight"
 
 
@@ -41,12 +43,14 @@ class AdaptersSection(Section):
 
 
 def adapted(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
-    """The weights of `base` that get an adapter; raises ConfigurationError where `layers` names one that it does not have."""
+    """The weights of `base` that get an adapter; raises ConfigurationError where `layers` names one that it does not
+    have."""
     weights = [tensor for tensor in base.tensors if len(tensor.shape) == 2 and _layer_of(tensor.name) in section.layers]
     missing = set(section.layers) - {_layer_of(tensor.name) for tensor in weights}
     if missing:
         raise ConfigurationError(
-            f"[adapters] layers names {min(missing)!r}, which this model does not have: T5 has wi, T5 v1.1 wi_0 and wi_1"
+            f"[adapters] layers names {min(missing)!r}, which this model does not have: T5 has wi, T5 v1.1 wi_0 and "
+            "wi_1"
         )
     return weights
 

@@ -1,7 +1,9 @@
-"""The ranges of masked sums: constants of a plan, in every round. Both sides must agree on them; a silo takes no others.
+"""The ranges of masked sums: constants of a plan, in every round. Both sides must agree on them; a silo takes no
+others.
 
-What a silo puts into a sum is then a function of its delta and its weight alone. Ranges that moved from round to round would scale
-the same deltas, and cut the same weights, at different places, and the differences of such sums are those of single silos.
+What a silo puts into a sum is then a function of its delta and its weight alone. Ranges that moved from round to round
+would scale the same deltas, and cut the same weights, at different places, and the differences of such sums are those
+of single silos.
 """
 
 from typing import Final
@@ -20,8 +22,8 @@ CLOSING_RANGES: Final = Ranges.of(sizes=(SCORES_ALONE.parameters,), largest_delt
 def plan_ranges(section: AggregationSection, layout: Layout, *, noised: bool = False) -> Ranges:
     """What a round of the plan can express, for every tensor of `layout` alike.
 
-    `noised` is whether the silos make noise for whole deltas, which is sized for a delta that is clipped and not scaled further: no coordinate of it is larger than it is
-    long. Else the smaller of both bounds stands.
+    `noised` is whether the silos make noise for whole deltas, which is sized for a delta that is clipped and not scaled
+    further: no coordinate of it is larger than it is long. Else the smaller of both bounds stands.
     """
     bounds = [section.max_delta_norm] if section.max_delta_norm else []
     if not noised:
@@ -40,6 +42,6 @@ def check_ranges(bundle: PlanBundle, offered: Ranges, *, closing: bool) -> None:
     if offered != (CLOSING_RANGES if closing else ranges_of(bundle)):
         raise PolicyRefusal(
             RANGES,
-            f"the roster's ranges are not those that follow from plan {bundle.plan.name}, which are the same in every round: this "
-            "silo masks nothing by them; have the operator look at the coordinator",
+            f"the roster's ranges are not those that follow from plan {bundle.plan.name}, which are the same in "
+            "every round: this silo masks nothing by them; have the operator look at the coordinator",
         )

@@ -1,7 +1,7 @@
 """The small files that a model is told by, and how large each may be: none is parsed before that is known.
 
-JSON from outside is parsed here alone. What it takes in memory is counted first, a key that stands twice is refused, since two
-parsers may take two values of it, and so are numbers that JSON does not have.
+JSON from outside is parsed here alone. What it takes in memory is counted first, a key that stands twice is refused,
+since two parsers may take two values of it, and so are numbers that JSON does not have.
 """
 
 import json

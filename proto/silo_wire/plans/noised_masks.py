@@ -9,7 +9,8 @@ from silo_wire.plans.masked_ranges import ranges_of
 from silo_wire.plans.plan import Plan, PlanBundle
 
 GRADIENT_STEPS: Final = 2**31 - 1
-"""A silo keeps each coordinate of a gradient sum as so many parts of its range, until it is masked: as whole numbers of 32 bits."""
+"""A silo keeps each coordinate of a gradient sum as so many parts of its range, until it is masked: as whole numbers of
+32 bits."""
 
 
 def noise_terms(plan: Plan) -> NoiseTerms | None:
@@ -23,7 +24,8 @@ def noise_terms(plan: Plan) -> NoiseTerms | None:
 
 
 def noise_shares(bundle: PlanBundle, parameters: Parameters) -> NoiseShares | None:
-    """What each silo of a cohort with these parameters adds. Raises MalformedMessage where that does not hold for it."""
+    """What each silo of a cohort with these parameters adds. Raises MalformedMessage where that does not hold for
+    it."""
     terms = noise_terms(bundle.plan)
     if terms is None:
         return None

@@ -64,27 +64,30 @@ class Plan(PlanValues):
 
     @classmethod
     def from_toml(cls, text: str, where: str) -> "Plan":
-        """Parse an operator's plan file; raises ConfigurationError naming `where`, the key, the value and the remedy."""
+        """Parse an operator's plan file; raises ConfigurationError naming `where`, the key, the value and the
+        remedy."""
         plan = parse_toml(cls, text, where)
         plan.require_comparable_work(where)
         return plan
 
     def require_comparable_work(self, where: str) -> None:
-        """Raise ConfigurationError for overrides that no silo takes under masks; the silos look for themselves, whatever comes."""
+        """Raise ConfigurationError for overrides that no silo takes under masks; the silos look for themselves,
+        whatever comes."""
         if not self.aggregation.secure_aggregation or not self.training.overrides:
             return
         gap = widest_gap(self.training.works)
         if gap is None:
             raise ConfigurationError(
-                f"{where}: [training.overrides] have more than {MOST_SETTINGS} different settings, which does not go with "
-                "[aggregation] secure_aggregation = true: give silos the same ones, or set secure_aggregation to false"
+                f"{where}: [training.overrides] have more than {MOST_SETTINGS} different settings, which does not "
+                "go with [aggregation] secure_aggregation = true: give silos the same ones, or set secure_aggregation "
+                "to false"
             )
         if gap.ratio > MOST_WORK_RATIO:
             raise ConfigurationError(
-                f"{where}: {gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x optimizer steps, "
-                "which does not go with [aggregation] secure_aggregation = true: where one silo trains so much more than the "
-                f"others, the sum is its delta, and no silo allows more than {MOST_WORK_RATIO:g}-fold; bring the overrides "
-                "together, or set secure_aggregation to false"
+                f"{where}: {gap.first} and {gap.second} differ {float(gap.ratio):.3g}-fold in learning rate x "
+                "optimizer steps, which does not go with [aggregation] secure_aggregation = true: where one silo "
+                f"trains so much more than the others, the sum is its delta, and no silo allows more than "
+                f"{MOST_WORK_RATIO:g}-fold; bring the overrides together, or set secure_aggregation to false"
             )
 
 
@@ -145,7 +148,8 @@ class PlanBundle:
 
     @property
     def update_bytes(self) -> int:
-        """What one update takes on the wire and in the coordinator's spool: `update_layout`'s numbers, or the masked vector's words."""
+        """What one update takes on the wire and in the coordinator's spool: `update_layout`'s numbers, or the masked
+        vector's words."""
         if not self.plan.aggregation.secure_aggregation:
             return self.update_layout.total_bytes
         # Here, not above: numpy, which it brings, is for plans with masks alone.

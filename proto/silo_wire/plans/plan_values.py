@@ -35,11 +35,12 @@ class PlanValues(Section):
 
     @property
     def releases_of_round(self) -> Sequence[Release]:
-        """What each silo enters into its own ledger for a round, whose unit is a record; nothing where it is promised nothing.
+        """What each silo enters into its own ledger for a round, whose unit is a record; nothing where it is promised
+        nothing.
 
-        A delta that leaves in the clear, for the coordinator to noise, is not covered by anything. In a noised masked sum one record
-        more or less can turn a clipped delta into any other, which is twice as far as a silo that is not there: the noise
-        counts half.
+        A delta that leaves in the clear, for the coordinator to noise, is not covered by anything. In a noised masked
+        sum one record more or less can turn a clipped delta into any other, which is twice as far as a silo that is not
+        there: the noise counts half.
         """
         privacy = self.privacy
         if privacy.level == "record":
@@ -51,7 +52,8 @@ class PlanValues(Section):
 
     @property
     def noise_at(self) -> Literal["nowhere", "coordinator", "silos"]:
-        """Who makes the noise of sums: of deltas, under silo-level privacy, the silos where the coordinator sees nothing but the sum."""
+        """Who makes the noise of sums: of deltas, under silo-level privacy, the silos where the coordinator sees
+        nothing but the sum."""
         if self.joint:
             return "silos"
         if self.privacy.level != "silo":
@@ -65,10 +67,11 @@ class PlanValues(Section):
 
     @property
     def noise_makers(self) -> int:
-        """Of joint noise: of how many silos it counts. So many of any sum make theirs, and are not among those who look at it.
+        """Of joint noise: of how many silos it counts. So many of any sum make theirs, and are not among those who look
+        at it.
 
-        As for the smallest cohort that may begin, without release groups; where groups leave fewer silos in a sum, no attempt begins
-        (parameters.NoiseTerms). It is 2 at least, by the rules of masks.
+        As for the smallest cohort that may begin, without release groups; where groups leave fewer silos in a sum, no
+        attempt begins (parameters.NoiseTerms). It is 2 at least, by the rules of masks.
         """
         # Here, not above: numpy, which this brings, is for plans with masks alone.
         from lorica_security.secure_aggregation.parameters import threshold_for

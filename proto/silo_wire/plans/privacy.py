@@ -1,7 +1,7 @@
 """`[privacy]` of a plan: what differential privacy it promises, and the schedule that keeps the promise.
 
-Everything here is public and the same for every silo. What a silo trains with, divides by and adds as noise follows from these
-numbers alone and never from how many records it has: the noise of an update would tell that otherwise.
+Everything here is public and the same for every silo. What a silo trains with, divides by and adds as noise follows
+from these numbers alone and never from how many records it has: the noise of an update would tell that otherwise.
 """
 
 import math
@@ -36,10 +36,10 @@ Release = tuple[Mechanism, GaussianRelease]
 class PrivacySection(Section):
     """One unit more or less changes how likely anything is that is released in a run by at most `target_epsilon`.
 
-    The unit of `level` "record" is a record. With `noise` "own" what is released is all that leaves its silo; with "joint" its silo makes
-    a part of the noise alone, and what is released is the sum of several silos, which is all that is seen of it. That of "silo" is a silo with all of its
-    records, and what is released is a noised sum of clipped deltas: to whoever sees models, or, where the silos make the noise, to
-    the coordinator as well.
+    The unit of `level` "record" is a record. With `noise` "own" what is released is all that leaves its silo; with
+    "joint" its silo makes a part of the noise alone, and what is released is the sum of several silos, which is all
+    that is seen of it. That of "silo" is a silo with all of its records, and what is released is a noised sum of
+    clipped deltas: to whoever sees models, or, where the silos make the noise, to the coordinator as well.
     """
 
     level: Literal["none", "record", "silo"] = "none"
@@ -82,7 +82,8 @@ class PrivacySection(Section):
         """Elsewhere the key would do nothing but have those silos decline, by name, whose lines lack it."""
         if self.unit_field and self.level != "record":
             raise ValueError(
-                f'[privacy] unit_field = "{self.unit_field}" does not go with level = "{self.level}", under which no line is grouped '
+                f'[privacy] unit_field = "{self.unit_field}" does not go with level = "{self.level}", under which '
+                "no line is grouped "
                 'with another: set it to "", or level to "record"'
             )
         return self
@@ -91,7 +92,8 @@ class PrivacySection(Section):
     def _noised_iterates_alone_are_averaged(self) -> Self:
         if self.average_decay and self.level != "record":
             raise ValueError(
-                f'[privacy] average_decay = {self.average_decay:g} does not go with level = "{self.level}", under which no iterate has '
+                f'[privacy] average_decay = {self.average_decay:g} does not go with level = "{self.level}", under '
+                "which no iterate has "
                 'noise that an average would take away: set it to 0, or level to "record"'
             )
         return self
@@ -100,12 +102,14 @@ class PrivacySection(Section):
     def _joint_noise_covers_records(self) -> Self:
         if self.noise == "joint" and self.level != "record":
             raise ValueError(
-                f'[privacy] noise = "joint" does not go with level = "{self.level}": it is noise of several silos for single records; set '
+                f'[privacy] noise = "joint" does not go with level = "{self.level}": it is noise of several silos '
+                "for single records; set "
                 'it to "own", or level to "record"'
             )
         if self.answer_after_s and self.noise != "joint":
             raise ValueError(
-                f'[privacy] answer_after_s = {self.answer_after_s:g} does not go with noise = "own", under which a silo answers when it '
+                f'[privacy] answer_after_s = {self.answer_after_s:g} does not go with noise = "own", under which a '
+                "silo answers when it "
                 'has trained: set it to 0, or noise to "joint"'
             )
         return self
@@ -114,7 +118,8 @@ class PrivacySection(Section):
     def _clipped_records_alone_have_views(self) -> Self:
         if self.augmentations > 1 and self.level != "record":
             raise ValueError(
-                f'[privacy] augmentations = {self.augmentations} does not go with level = "{self.level}", under which no gradient is a '
+                f'[privacy] augmentations = {self.augmentations} does not go with level = "{self.level}", under '
+                "which no gradient is a "
                 'single record\'s: set it to 1, or level to "record"'
             )
         return self
@@ -129,7 +134,8 @@ class PrivacySection(Section):
         return self.nominal_records * self.loss_bound
 
     def noise_to_signal(self, parameters: int, silos: int) -> float:
-        """Of a sum of deltas: the expected L2 norm of its noise over that of the longest sum that `silos` silos could come to."""
+        """Of a sum of deltas: the expected L2 norm of its noise over that of the longest sum that `silos` silos could
+        come to."""
         return self.noise_multiplier * math.sqrt(parameters) / silos
 
     def silos_for(self, parameters: int) -> int:
@@ -155,7 +161,8 @@ class PrivacySection(Section):
     def releases_of_round(
         self, *, weighted: bool, noise_multiplier: float | None = None, makers: int = 2
     ) -> Sequence[Release]:
-        """What one round releases of one unit; `weighted` where updates weigh by their loss reduction, `makers` of joint noise."""
+        """What one round releases of one unit; `weighted` where updates weigh by their loss reduction, `makers` of
+        joint noise."""
         noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
         if self.noise == "joint":
             return [("joint_gradients", GaussianRelease(noise, self.sampling_rate, self.steps, makers))]
@@ -168,7 +175,8 @@ class PrivacySection(Section):
         return releases
 
     def epsilon(self, *, rounds: int, weighted: bool, noise_multiplier: float | None = None) -> float:
-        """What `rounds` rounds cost together; of joint noise towards who sees sums, which is the same for any number of makers."""
+        """What `rounds` rounds cost together; of joint noise towards who sees sums, which is the same for any number of
+        makers."""
         once = self.releases_of_round(weighted=weighted, noise_multiplier=noise_multiplier)
         return epsilon_of(
             [replace(release, steps=release.steps * rounds) for _, release in once],
@@ -196,8 +204,9 @@ def calibrated_noise(section: PrivacySection, *, rounds: int, weighted: bool) ->
                 relation=section.neighbouring_relation,
             )
             raise ConfigurationError(
-                f"[privacy] target_epsilon = {section.target_epsilon} cannot be reached: the weights of {rounds} rounds alone "
-                f"cost {weights:.3g}; raise loss_noise_multiplier = {section.loss_noise_multiplier} or target_epsilon, or use "
+                f"[privacy] target_epsilon = {section.target_epsilon} cannot be reached: the weights of {rounds} "
+                f"rounds alone cost {weights:.3g}; raise loss_noise_multiplier = {section.loss_noise_multiplier} or "
+                "target_epsilon, or use "
                 '[aggregation] weighting = "equal"'
             )
     low = LEAST_NOISE  # what less noise promises, nobody should rely on

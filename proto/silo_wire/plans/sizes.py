@@ -1,9 +1,9 @@
 """Shapes of models that a plan can begin from scratch with.
 
-`small`, `base` and `large` are the published T5 shapes (Raffel et al. 2020, arXiv 1910.10683, table of model sizes); those
-with `-gated` are the v1.1 shapes, whose feed-forward layers are gated GELU. The smaller ones are this project's own, for
-CPUs and few examples. Embeddings are tied in all of them. The vocabulary is at most the number given: this project's
-public text has words for about 2,500 pieces, so the larger sizes want a text of the operator's own.
+`small`, `base` and `large` are the published T5 shapes (Raffel et al. 2020, arXiv 1910.10683, table of model sizes);
+those with `-gated` are the v1.1 shapes, whose feed-forward layers are gated GELU. The smaller ones are this project's
+own, for CPUs and few examples. Embeddings are tied in all of them. The vocabulary is at most the number given: this
+project's public text has words for about 2,500 pieces, so the larger sizes want a text of the operator's own.
 
     size          parameters   d_model  d_kv  d_ff  layers  heads  vocabulary
     micro             0.05 M        32     8    64       1      4        1000
@@ -25,7 +25,8 @@ from lorica_security.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """`layers` of the encoder and of the decoder each; `vocabulary` pieces at most, unless the operator says otherwise."""
+    """`layers` of the encoder and of the decoder each; `vocabulary` pieces at most, unless the operator says
+    otherwise."""
 
     d_model: int
     d_kv: int

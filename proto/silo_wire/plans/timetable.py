@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class Timetable:
     """`every`, `initial` and `last` as in the plan's [evaluation]; `masked`: under secure aggregation.
 
-    A model is called by the round that made it; 0 is the initial one, which round 1 trains from. In the clear silos are asked for
-    scores when a model is made. Under masks the scores of model r travel in the masked vectors of round r + 1, which trains from
-    it; where the last model is to be scored there is one round more, the closing one, in which nobody trains.
+    A model is called by the round that made it; 0 is the initial one, which round 1 trains from. In the clear silos are
+    asked for scores when a model is made. Under masks the scores of model r travel in the masked vectors of round r +
+    1, which trains from it; where the last model is to be scored there is one round more, the closing one, in which
+    nobody trains.
     """
 
     rounds: int

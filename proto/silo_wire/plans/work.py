@@ -1,11 +1,12 @@
 """How much one silo trains beside another: learning rate x optimizer steps, for the same number of examples.
 
-With |D| examples a silo makes epochs x ceil(|D| / (batch_size x gradient_accumulation)) optimizer steps. Which |D| a silo has
-is not known, so two settings are compared at the worst one. For effective batches b < b' it is |D| = b', where the first
-makes ceil(b' / b) steps an epoch and the other one: ceil((k + 1) b' / b) <= (k + 1) ceil(b' / b).
+With |D| examples a silo makes epochs x ceil(|D| / (batch_size x gradient_accumulation)) optimizer steps. Which |D| a
+silo has is not known, so two settings are compared at the worst one. For effective batches b < b' it is |D| = b', where
+the first makes ceil(b' / b) steps an epoch and the other one: ceil((k + 1) b' / b) <= (k + 1) ceil(b' / b).
 
-A silo moves by its rate x steps at most, by its rate x the root of the steps where they cancel, and by something between
-under a schedule that falls. So the ratio of two settings is the larger of two: that of the rates, and that of rate x steps.
+A silo moves by its rate x steps at most, by its rate x the root of the steps where they cancel, and by something
+between under a schedule that falls. So the ratio of two settings is the larger of two: that of the rates, and that of
+rate x steps.
 
 Rates are compared as the decimal numbers that people wrote: 3e-3 is three times 1e-3, not a rounding more.
 """
@@ -37,7 +38,8 @@ class WorkSettings(Protocol):
 
 
 def optimizer_steps(examples: int, settings: WorkSettings) -> int:
-    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are left."""
+    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are
+    left."""
     return settings.epochs * -(-examples // (settings.batch_size * settings.gradient_accumulation))
 
 
@@ -84,7 +86,8 @@ class WidestGap:
 
 
 def widest_gap(works: Mapping[str, Work]) -> WidestGap | None:
-    """Over every pair of `works`, by name of whom each is; None where they are more different ones than can be compared."""
+    """Over every pair of `works`, by name of whom each is; None where they are more different ones than can be
+    compared."""
     different: dict[Work, str] = {}
     for name, work in works.items():
         different.setdefault(work, name)

@@ -30,6 +30,6 @@ def apply_mean(
     ends = torch.stack([extremes(slab) for slab in (model, *state.values())])
     if not bool(torch.isfinite(ends).all()):
         raise ConfigurationError(
-            f"a step with learning_rate {optimizer.learning_rate!r} takes the model or the server optimizer's state out of "
-            "float32's range: lower learning_rate or set max_delta_norm"
+            f"a step with learning_rate {optimizer.learning_rate!r} takes the model or the server optimizer's state "
+            "out of float32's range: lower learning_rate or set max_delta_norm"
         )

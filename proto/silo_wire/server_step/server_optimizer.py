@@ -1,7 +1,8 @@
 """The server optimizers of FedOPT, as values and one elementwise step.
 
-An optimizer is a frozen dataclass of hyperparameters; its state is a few vectors as long as the model, one per slot. `step` works on
-any slab of model, pseudo-gradient and state alike, because no element looks at another. For a pseudo-gradient g, step t = 1, 2, ...:
+An optimizer is a frozen dataclass of hyperparameters; its state is a few vectors as long as the model, one per slot.
+`step` works on any slab of model, pseudo-gradient and state alike, because no element looks at another. For a
+pseudo-gradient g, step t = 1, 2, ...:
 
     sgd      b = momentum * b + g                               x = x - lr * b                (b = g without momentum)
     adam     m = beta1 * m + (1 - beta1) * g                    x = x - lr * m^ / (sqrt(v^) + tau)
@@ -10,12 +11,12 @@ any slab of model, pseudo-gradient and state alike, because no element looks at 
              v = v - (1 - beta2) * g^2 * sign(v - g^2)
     adagrad  v = v + g^2                                        x = x - lr * g / (sqrt(v) + tau)
 
-sgd with learning rate 1 and momentum 0 is FedAvg; with momentum 0.9 it is the FedOPT of Zhang et al. 2023.
-Yogi and Adagrad are Algorithm 2 of Reddi et al. 2020 (arXiv 2003.00295): v begins at tau^2, nothing is bias-corrected.
-Adagrad has beta1 = 0, which makes it torch.optim.Adagrad(eps=tau, initial_accumulator_value=tau**2).
-Adam departs from that algorithm: it begins at zero and is bias-corrected (Kingma & Ba 2015), which makes it
-torch.optim.Adam(eps=tau), the Adam that people know. A federation has few rounds, and uncorrected moments step up to about
-twice too far in the first of them.
+sgd with learning rate 1 and momentum 0 is FedAvg; with momentum 0.9 it is the FedOPT of Zhang et al. 2023. Yogi and
+Adagrad are Algorithm 2 of Reddi et al. 2020 (arXiv 2003.00295): v begins at tau^2, nothing is bias-corrected. Adagrad
+has beta1 = 0, which makes it torch.optim.Adagrad(eps=tau, initial_accumulator_value=tau**2). Adam departs from that
+algorithm: it begins at zero and is bias-corrected (Kingma & Ba 2015), which makes it torch.optim.Adam(eps=tau), the
+Adam that people know. A federation has few rounds, and uncorrected moments step up to about twice too far in the first
+of them.
 
 Every tensor operation rounds once per element.
 """
@@ -150,9 +151,10 @@ def step(
 ) -> None:
     """Apply one step to a slab of the model and of each state slot, in place; the pseudo-gradient `gradient` stays.
 
-    `scratch` is overwritten. All are float32 of one shape, on one device. `step_number` counts from 1 the steps that this model has taken, this one
-    included; a round whose outcome is zero_weight takes none. (Feeding it zeros would be another thing: momentum would still move
-    the model.) Raises StateError for slots, shapes or a step number that do not fit, before anything changes.
+    `scratch` is overwritten. All are float32 of one shape, on one device. `step_number` counts from 1 the steps that
+    this model has taken, this one included; a round whose outcome is zero_weight takes none. (Feeding it zeros would be
+    another thing: momentum would still move the model.) Raises StateError for slots, shapes or a step number that do
+    not fit, before anything changes.
     """
     _require_fit(optimizer, model, gradient, state, step_number, scratch)
     match optimizer:
@@ -193,7 +195,8 @@ def _adam(
 
 
 def _power(base: float, exponent: int) -> float:
-    """By multiplications alone, each of which rounds once: `**` is the library's, whose last bit depends on the processor."""
+    """By multiplications alone, each of which rounds once: `**` is the library's, whose last bit depends on the
+    processor."""
     power = 1.0
     while exponent:
         if exponent & 1:

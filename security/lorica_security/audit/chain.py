@@ -1,7 +1,8 @@
-"""Lines that name each other: a file of JSON lines, only ever appended to, in which none can be changed, left out or put in unseen.
+"""Lines that name each other: a file of JSON lines, only ever appended to, in which none can be changed, left out or
+put in unseen.
 
-Each line holds its number, counted from 1, the digest of the line before and its own; the first follows NO_ENTRY. The newest line's
-number and digest, the head, stand for all of them. The privacy ledger and the audit log are such files.
+Each line holds its number, counted from 1, the digest of the line before and its own; the first follows NO_ENTRY. The
+newest line's number and digest, the head, stand for all of them. The privacy ledger and the audit log are such files.
 """
 
 import json

@@ -1,7 +1,8 @@
 """One entry of an audit log: what happened, when by the writer's clock, on whose account, and with which particulars.
 
-A line of canonical JSON (security/lorica_security/audit/chain.py). Particulars are texts and whole numbers; digests are hexadecimal. What an entry may say
-is a closed set of events, so that a log can be read by a program, and by people who did not write it.
+A line of canonical JSON (security/lorica_security/audit/chain.py). Particulars are texts and whole numbers; digests are
+hexadecimal. What an entry may say is a closed set of events, so that a log can be read by a program, and by people who
+did not write it.
 """
 
 import json
@@ -142,7 +143,8 @@ class Entry:
 
 
 def entry_from_line(line: bytes, where: str) -> Entry:
-    """The entry that `line`, with its newline, is. Raises IntegrityError naming `where` for anything that no log's writer wrote."""
+    """The entry that `line`, with its newline, is. Raises IntegrityError naming `where` for anything that no log's
+    writer wrote."""
     try:
         if len(line) > MOST_LINE_BYTES:
             raise ValueError("too long")

@@ -1,4 +1,5 @@
-"""A flood that cannot fill a disk: the first few of a kind are written as they come, of the rest only how many there were.
+"""A flood that cannot fill a disk: the first few of a kind are written as they come, of the rest only how many there
+were.
 
 Kinds come from closed sets, but for who caused them: beyond a number of kinds in a period, all others share one.
 """
@@ -17,7 +18,8 @@ class _Kind:
 
 
 class Repeats:
-    """`period_s` begins with what is told first after the one before; all instants are in seconds. Several threads may use one."""
+    """`period_s` begins with what is told first after the one before; all instants are in seconds. Several threads may
+    use one."""
 
     def __init__(self, *, period_s: float = 3600.0, each: int = 20, kinds: int = 64) -> None:
         self._period_s, self._each, self._most = period_s, each, kinds
@@ -26,7 +28,8 @@ class Repeats:
         self._lock = threading.Lock()
 
     def is_news(self, kind: str, now: float, *, each: int = 0) -> bool:
-        """Whether this one is to be written, `each` of a kind, if given; otherwise it was counted. Call `ended` first."""
+        """Whether this one is to be written, `each` of a kind, if given; otherwise it was counted. Call `ended`
+        first."""
         with self._lock:
             if not self._kinds:
                 self._began = now
@@ -40,7 +43,8 @@ class Repeats:
             return False
 
     def ended(self, now: float, *, stopping: bool = False) -> list[tuple[str, int]]:
-        """What was counted in a period that is over, or in the one that runs if the process is `stopping`: each kind, and how many."""
+        """What was counted in a period that is over, or in the one that runs if the process is `stopping`: each kind,
+        and how many."""
         with self._lock:
             if not stopping and 0 <= now - self._began < self._period_s:
                 return []

@@ -1,7 +1,8 @@
 """What the writer of a log signs: that this is how far its log is, and what it holds up to there.
 
-The same statement seals a log from within and is evidence in the hands of the other side: whoever holds one finds out when the log
-was cut, or written anew, afterwards. Two of them that differ at one number prove that the writer keeps two histories.
+The same statement seals a log from within and is evidence in the hands of the other side: whoever holds one finds out
+when the log was cut, or written anew, afterwards. Two of them that differ at one number prove that the writer keeps two
+histories.
 """
 
 import json
@@ -99,13 +100,14 @@ def heads_from_lines(raw: bytes, where: str) -> tuple[SignedHead, ...]:
 
 
 def check_one_history(heads: Iterable[SignedHead], where: str) -> None:
-    """`heads` are one writer's, in the order in which they were given. Raises IntegrityError for a log that went back or forked."""
+    """`heads` are one writer's, in the order in which they were given. Raises IntegrityError for a log that went back
+    or forked."""
     newest: SignedHead | None = None
     for one in heads:
         if newest is not None and one.head.sequence < newest.head.sequence:
             raise IntegrityError(
-                f"{where}: {one.writer} showed entry {one.head.sequence} of its log after entry {newest.head.sequence}: its log was "
-                "cut, or put back from a backup"
+                f"{where}: {one.writer} showed entry {one.head.sequence} of its log after entry "
+                f"{newest.head.sequence}: its log was cut, or put back from a backup"
             )
         if newest is not None and one.head.sequence == newest.head.sequence and one.head != newest.head:
             raise IntegrityError(

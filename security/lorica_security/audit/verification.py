@@ -1,12 +1,14 @@
-"""Whether a log is the one that its writer wrote: line by line, from what the log itself and the heads that others hold say.
+"""Whether a log is the one that its writer wrote: line by line, from what the log itself and the heads that others hold
+say.
 
-    edited                          a line does not have the digest that it names, or is not the one that the next one follows
+    edited                          a line does not have the digest that it names, or is not the one that the next one
+                                    follows
     put in, left out, reordered     a number that is not due
     written anew without the key    a seal whose signature is not the writer's, or no seal for too long
     written anew with the key, cut  the log has not the entry that a signed head names
 
-The first bad entry is named, or, where only a signature over many is wrong, the stretch that it is in. What comes after the last
-seal is in the chain, and nobody has signed it: `unsealed` says how much that is.
+The first bad entry is named, or, where only a signature over many is wrong, the stretch that it is in. What comes after
+the last seal is in the chain, and nobody has signed it: `unsealed` says how much that is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -93,11 +95,13 @@ class Verification:
         due = before.head.sequence + 1
         if entry.sequence != due:
             raise IntegrityError(
-                f"{where}: entry {entry.sequence} stands where entry {due} is due: entries were left out, repeated, reordered or put in"
+                f"{where}: entry {entry.sequence} stands where entry {due} is due: entries were left out, repeated, "
+                "reordered or put in"
             )
         if not compare_digest(entry.previous, before.head.digest):
             raise IntegrityError(
-                f"{where}: entry {due} follows another entry {due - 1} than the one before it: entry {due - 1} was edited or replaced"
+                f"{where}: entry {due} follows another entry {due - 1} than the one before it: entry {due - 1} was "
+                "edited or replaced"
                 if due > 1
                 else f"{where}: entry 1 follows an entry that is not there: the beginning of the log was cut off"
             )
@@ -106,27 +110,29 @@ class Verification:
             self._check_seal(entry, where)
         elif before.unsealed >= SEAL_EVERY:
             raise IntegrityError(
-                f"{where}: entry {due} has more than {SEAL_EVERY} entries before it that no seal covers: a seal was left out"
+                f"{where}: entry {due} has more than {SEAL_EVERY} entries before it that no seal covers: a seal was "
+                "left out"
             )
         self.position = before.after(entry)
         self._digests.append(self.position.head.digest)
         return entry
 
     def check_known(self, known: Iterable[Known], where: str) -> int:
-        """How many of `known` the log agrees with, all of them. Raises IntegrityError naming the first entry that is missing or another."""
+        """How many of `known` the log agrees with, all of them. Raises IntegrityError naming the first entry that is
+        missing or another."""
         agreed = Head()
         count = 0
         for one in sorted(known, key=lambda item: item.head.sequence):
             sequence = one.head.sequence
             if sequence > self.entries:
                 raise IntegrityError(
-                    f"{where} ends with entry {self.entries}, {one.by} knows entry {sequence}: entry {self.entries + 1} and what "
-                    "followed was cut off, or the log was put back from a backup"
+                    f"{where} ends with entry {self.entries}, {one.by} knows entry {sequence}: entry "
+                    f"{self.entries + 1} and what followed was cut off, or the log was put back from a backup"
                 )
             if not compare_digest(self.digest_of(sequence), one.head.digest):
                 raise IntegrityError(
-                    f"{where} has another entry {sequence} than {one.by} knows: the log was written anew from an entry after "
-                    f"{agreed.sequence} on"
+                    f"{where} has another entry {sequence} than {one.by} knows: the log was written anew from an "
+                    f"entry after {agreed.sequence} on"
                 )
             agreed = one.head
             count += 1
@@ -143,8 +149,8 @@ class Verification:
             return
         if before.clock_went_back(entry.at):
             raise IntegrityError(
-                f"{where}: entry {entry.sequence} is {before.at - entry.at} s before the one before it, and nothing says that the clock "
-                "was set back: it was put in or edited"
+                f"{where}: entry {entry.sequence} is {before.at - entry.at} s before the one before it, and nothing "
+                "says that the clock was set back: it was put in or edited"
             )
         waited = entry.at - before.unsealed_since
         if before.unsealed and entry.event is not Event.SEALED and waited > SEAL_WITHIN_S + CLOCK_TOLERANCE_S:
@@ -163,7 +169,8 @@ class Verification:
             sealed_head(entry).check(*self._keys)
         except (IntegrityError, MalformedMessage) as error:
             raise IntegrityError(
-                f"{where}: entry {entry.sequence} is no seal of {self.writer} ({error}): one of {stretch} was edited or put in"
+                f"{where}: entry {entry.sequence} is no seal of {self.writer} ({error}): one of {stretch} was "
+                "edited or put in"
             ) from error
 
 

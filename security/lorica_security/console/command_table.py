@@ -14,7 +14,8 @@ from lorica_security.console.terminal import list_whole_summaries
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One command: `where` is `module:name` of its function, or of the Typer application of a group; `summary` is what lists say of it."""
+    """One command: `where` is `module:name` of its function, or of the Typer application of a group; `summary` is what
+    lists say of it."""
 
     name: str
     where: str

@@ -1,7 +1,8 @@
-"""What `coordinator check` and `silo-agent check` have in common: misconfigurations with names, and checks that find them.
+"""What `coordinator check` and `silo-agent check` have in common: misconfigurations with names, and checks that find
+them.
 
-Each program has a table of what it can find, an Enum of `Misconfiguration`; ops/docs/preflight.md shows both tables. A check is
-a function that returns what it saw, or raises `Misconfigured`. Nothing that a check finds ends the others.
+Each program has a table of what it can find, an Enum of `Misconfiguration`; ops/docs/preflight.md shows both tables. A
+check is a function that returns what it saw, or raises `Misconfigured`. Nothing that a check finds ends the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,8 @@ from lorica_security.errors import ConfigurationError, LoricaError
 
 @dataclass(frozen=True, slots=True)
 class Misconfiguration:
-    """One row of such a table, in the order in which it is read. `name` stays from release to release; `found_by` is the check; `remedy` says what to do, as a command to the reader."""
+    """One row of such a table, in the order in which it is read. `name` stays from release to release; `found_by` is
+    the check; `remedy` says what to do, as a command to the reader."""
 
     name: str
     found_by: str
@@ -37,7 +39,8 @@ def misconfigured(what: Misconfiguration, found: str) -> Misconfigured:
 
 @contextmanager
 def meaning(what: Misconfiguration, *kinds: type[LoricaError]) -> Iterator[None]:
-    """An error of these kinds (of any, without one) that comes from within means `what`: in its own words, which have a remedy."""
+    """An error of these kinds (of any, without one) that comes from within means `what`: in its own words, which have a
+    remedy."""
     try:
         yield
     except Misconfigured:

@@ -1,4 +1,5 @@
-"""Files that people edit: TOML into frozen values, strictly, and every mistake as one line that names key, value and remedy."""
+"""Files that people edit: TOML into frozen values, strictly, and every mistake as one line that names key, value and
+remedy."""
 
 import tomllib
 from typing import Annotated, TypeVar

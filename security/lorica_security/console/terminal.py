@@ -27,7 +27,8 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 def list_whole_summaries(app: Any) -> None:
-    """Have the lists of commands of a Typer application say each command's whole first paragraph, which they cut otherwise."""
+    """Have the lists of commands of a Typer application say each command's whole first paragraph, which they cut
+    otherwise."""
     for command in app.registered_commands:
         command.short_help = inspect.cleandoc(command.callback.__doc__).partition("\n\n")[0]
     for group in app.registered_groups:
@@ -44,8 +45,8 @@ def one_line(value: object) -> str:
 class Page:
     """Rows under the names of their columns.
 
-    On a terminal that is too narrow, rows that are alike in the first `groups` columns are a table of their own under these, and
-    the last column, if it is `remarks`, is in lines below.
+    On a terminal that is too narrow, rows that are alike in the first `groups` columns are a table of their own under
+    these, and the last column, if it is `remarks`, is in lines below.
     """
 
     columns: Sequence[str]
@@ -139,7 +140,8 @@ def _longest_words(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _within(width: int, natural: Sequence[int], words: Sequence[int]) -> list[int]:
-    """Widths of columns that fit, two characters apart: cells are wrapped between words first, and within them where they must."""
+    """Widths of columns that fit, two characters apart: cells are wrapped between words first, and within them where
+    they must."""
     widths = list(natural)
     room = max(width - 2 * (len(widths) - 1), len(widths))
     while sum(widths) > room:

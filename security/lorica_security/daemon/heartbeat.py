@@ -1,7 +1,8 @@
-"""A sign of life that costs nothing to look at: a file that the event loop touches, and systemd's watchdog where systemd asks for it.
+"""A sign of life that costs nothing to look at: a file that the event loop touches, and systemd's watchdog where
+systemd asks for it.
 
-A loop that hangs touches nothing, also where threads beside it still answer. Whoever looks (a container's health check) asks the file's
-age alone: no command is started, no port and no key is needed.
+A loop that hangs touches nothing, also where threads beside it still answer. Whoever looks (a container's health check)
+asks the file's age alone: no command is started, no port and no key is needed.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ STALE_S: Final = 60.0
 
 @asynccontextmanager
 async def beating(file: Path) -> AsyncIterator[None]:
-    """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive, stopping."""
+    """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive,
+    stopping."""
     _tell_systemd("READY=1")
     try:
         async with beside(_beat(file)):

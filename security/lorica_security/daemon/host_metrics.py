@@ -1,7 +1,8 @@
-"""What Prometheus sees of the host that a coordinator or an agent runs on: what is installed, its process, its folder's disk, its GPUs' memory.
+"""What Prometheus sees of the host that a coordinator or an agent runs on: what is installed, its process, its folder's
+disk, its GPUs' memory.
 
-All but what is installed is looked up at each scrape. A GPU is asked for only once the program has begun to use it: a scrape loads no torch and
-takes no memory of a device.
+All but what is installed is looked up at each scrape. A GPU is asked for only once the program has begun to use it: a
+scrape loads no torch and takes no memory of a device.
 """
 
 import os
@@ -35,7 +36,8 @@ _BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system's own are
 
 
 class BuildCollector(Collector):
-    """`wire` is the version that this program speaks. PyTorch's is read from what is installed: a scrape loads no torch."""
+    """`wire` is the version that this program speaks. PyTorch's is read from what is installed: a scrape loads no
+    torch."""
 
     def __init__(self, wire: str) -> None:
         self._versions = {
@@ -120,7 +122,8 @@ class GpuCollector(Collector):
 
 
 def register_host(registry: CollectorRegistry, folder: Path, wire: str) -> None:
-    """Have `registry` tell of what is installed, of this process, of `folder` and of the GPUs as well; `wire` is the version of the wire."""
+    """Have `registry` tell of what is installed, of this process, of `folder` and of the GPUs as well; `wire` is the
+    version of the wire."""
     own = (BuildCollector(wire), FolderCollector(folder), GpuCollector())
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, *own):
         registry.register(collector)

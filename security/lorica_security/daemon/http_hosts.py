@@ -1,4 +1,5 @@
-"""Which host a request may name. A web page of somebody else's that was pointed at a port of this machine (DNS rebinding) names its own."""
+"""Which host a request may name. A web page of somebody else's that was pointed at a port of this machine (DNS
+rebinding) names its own."""
 
 import re
 from collections.abc import Collection
@@ -16,7 +17,8 @@ class AnotherHost(AuthorisationError):
 
 
 def require_host(sent: str, names: Collection[str], *, any_address: bool = False) -> None:
-    """Raise AnotherHost unless the Host header is one of `names`, which are in lower case, or with `any_address` an address.
+    """Raise AnotherHost unless the Host header is one of `names`, which are in lower case, or with `any_address` an
+    address.
 
     The port may be another: a tunnel's.
     """

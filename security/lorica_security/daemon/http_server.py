@@ -1,8 +1,8 @@
 """A small HTTP/1.1 server that answers GET and HEAD and is bounded in everything: h11 parses, asyncio carries.
 
-Whoever connects holds one task, a head of MAX_HEAD_BYTES at most, and time that is counted from the first instant, the TLS handshake
-included. A request that brings a body, another method or anything that h11 refuses is answered once and its connection closed.
-It knows nothing of what is served: the status page and the metrics of both programs are.
+Whoever connects holds one task, a head of MAX_HEAD_BYTES at most, and time that is counted from the first instant, the
+TLS handshake included. A request that brings a body, another method or anything that h11 refuses is answered once and
+its connection closed. It knows nothing of what is served: the status page and the metrics of both programs are.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`path` without the query; `host` as sent, "" where none was; `certificate` is the DER that TLS verified, if one was shown.
+    """`path` without the query; `host` as sent, "" where none was; `certificate` is the DER that TLS verified, if one
+    was shown.
 
     `source` is the address, or IPv6 network, that it came from.
     """
@@ -216,7 +217,8 @@ async def _next_request(connection: h11.Connection, reader: asyncio.StreamReader
 
 
 def _require_no_coding(head: h11.Request) -> None:
-    """Raises _Refused for a body in chunks, also an empty one: h11 looks past a length beside it, which a proxy may go by."""
+    """Raises _Refused for a body in chunks, also an empty one: h11 looks past a length beside it, which a proxy may go
+    by."""
     names = {name for name, _ in head.headers}
     if b"transfer-encoding" in names:
         both = b"content-length" in names
@@ -252,7 +254,8 @@ async def _send(
     last: bool = False,
     bare: bool = False,
 ) -> None:
-    """Raises _Ended where it cannot be sent, TimeoutError where it is not taken in time. `bare`: as an answer to HEAD."""
+    """Raises _Ended where it cannot be sent, TimeoutError where it is not taken in time. `bare`: as an answer to
+    HEAD."""
     headers = [
         ("Content-Type", response.content_type),
         ("Content-Length", str(len(response.body))),

@@ -1,4 +1,5 @@
-"""The metrics of either program over HTTP: on the bounded server, to whoever names this machine, one answer being made at a time."""
+"""The metrics of either program over HTTP: on the bounded server, to whoever names this machine, one answer being made
+at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -40,9 +41,11 @@ class _Metrics:
 async def metrics_port(
     at: Address, registry: CollectorRegistry, *, hosts: Iterable[str] = ()
 ) -> AsyncIterator[Address]:
-    """`registry` at /metrics of `at` while inside; where that is, with the port that it got. Raises OSError when `at` cannot be bound.
+    """`registry` at /metrics of `at` while inside; where that is, with the port that it got. Raises OSError when `at`
+    cannot be bound.
 
-    Served for the names of loopback, for `at` and for `hosts`; on all addresses for any address as well, since no name was pointed there.
+    Served for the names of loopback, for `at` and for `hosts`; on all addresses for any address as well, since no name
+    was pointed there.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter, whose value is when this program began
     names = frozenset(name.lower() for name in (*LOOPBACK_NAMES, at.host, *hosts))

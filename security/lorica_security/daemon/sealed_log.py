@@ -1,4 +1,5 @@
-"""A daemon's audit log while it runs: its start and its stop stand in it, what was added is sealed soon, and all of it at the end."""
+"""A daemon's audit log while it runs: its start and its stop stand in it, what was added is sealed soon, and all of it
+at the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,5 @@
-"""How often one source may fail, or ask for what costs much, before it has to wait: a window of time, and a bounded number of sources."""
+"""How often one source may fail, or ask for what costs much, before it has to wait: a window of time, and a bounded
+number of sources."""
 
 from collections import OrderedDict, deque
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -27,7 +28,8 @@ class AttemptLimit:
         if not times:
             del self._counted[source]
             return 0.0
-        # In this order: what is later than the window's beginning by however little gives a wait, never one rounded to 0.
+        # In this order: what is later than the window's beginning by however little gives a wait, never one rounded to
+        # 0.
         return times[0] - window_began if len(times) >= self._most else 0.0
 
     def count(self, source: str, now: float) -> None:
@@ -40,7 +42,8 @@ class AttemptLimit:
 
 
 def source_of(peer: str) -> str:
-    """Whom a peer as gRPC names it ("ipv4:10.0.0.5:41000", "ipv6:[fd00::5]:41000") stands for: an address, or an IPv6 network."""
+    """Whom a peer as gRPC names it ("ipv4:10.0.0.5:41000", "ipv6:[fd00::5]:41000") stands for: an address, or an IPv6
+    network."""
     _, _, place = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
     host = place.rpartition(":")[0].strip("[]").partition("%")[0]
     try:

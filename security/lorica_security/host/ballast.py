@@ -1,7 +1,8 @@
 """Room for a full disk: a file in each state folder that is given up when nothing else is left.
 
-What is small and must be written takes its room: locks, keys, entries of an audit log, journals. So a start, the log and `coordinator gc`
-work on a full disk. What is large does not ask for it, and is refused as before. It is made anew when there is room for it twice.
+What is small and must be written takes its room: locks, keys, entries of an audit log, journals. So a start, the log
+and `coordinator gc` work on a full disk. What is large does not ask for it, and is refused as before. It is made anew
+when there is room for it twice.
 """
 
 import errno
@@ -40,14 +41,16 @@ def with_room(path: Path, write: Callable[[], None]) -> None:
 
 
 def make_room(folder: Path) -> None:
-    """Give up the ballast of `folder` where next to nothing is free: for what SQLite is about to write, which says too little of why it fails."""
+    """Give up the ballast of `folder` where next to nothing is free: for what SQLite is about to write, which says too
+    little of why it fails."""
     with suppress(OSError):
         if shutil.disk_usage(folder).free < LEAST_BYTES:
             (folder / NAME).unlink(missing_ok=True)
 
 
 def keep(folder: Path) -> None:
-    """Have the ballast in `folder` where there is room, and give it up where there is none. What cannot be done is left."""
+    """Have the ballast in `folder` where there is room, and give it up where there is none. What cannot be done is
+    left."""
     make_room(folder)
     file = folder / NAME
     with suppress(OSError):

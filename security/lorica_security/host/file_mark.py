@@ -1,7 +1,9 @@
-"""Which bytes were checked already: a file's digests are not computed again in the process that has just checked or written it.
+"""Which bytes were checked already: a file's digests are not computed again in the process that has just checked or
+written it.
 
-A mark is good while the file keeps its inode, size and time of modification, and lives no longer than the process. It is
-there to save work where nothing went wrong; whoever can write into the folder of a silo or of the coordinator owns it anyway.
+A mark is good while the file keeps its inode, size and time of modification, and lives no longer than the process. It
+is there to save work where nothing went wrong; whoever can write into the folder of a silo or of the coordinator owns
+it anyway.
 """
 
 import os

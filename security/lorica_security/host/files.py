@@ -4,11 +4,12 @@
 part. Private files are 0600 inside a 0700 folder; reading one with looser permissions is refused, not mended, because
 somebody may have read it already.
 
-A file or folder in the making is held by a lock that the kernel lets go however its writer ends. So what a kill left is known from
-what is being written, and `sweep` or the next writer deletes it.
+A file or folder in the making is held by a lock that the kernel lets go however its writer ends. So what a kill left is
+known from what is being written, and `sweep` or the next writer deletes it.
 
-What replaces or deletes a secret writes zeros over the old one first, as far as a program can: a disk that keeps old blocks
-(flash, copy on write, snapshots) keeps it all the same, and a crash right after the rename leaves the old blocks as they were.
+What replaces or deletes a secret writes zeros over the old one first, as far as a program can: a disk that keeps old
+blocks (flash, copy on write, snapshots) keeps it all the same, and a crash right after the rename leaves the old blocks
+as they were.
 """
 
 import fcntl
@@ -41,7 +42,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write `content` to `path` atomically and durably, on a full disk in place of its ballast; raises StorageError naming the file."""
+    """Write `content` to `path` atomically and durably, on a full disk in place of its ballast; raises StorageError
+    naming the file."""
     try:
         ballast.with_room(path, lambda: _replace(path, content, mode))
     except OSError as error:
@@ -92,7 +94,8 @@ def is_temporary(path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Erase what a kill left of `replace` in `folder` and below: it may hold a secret. Raises StorageError naming the file."""
+    """Erase what a kill left of `replace` in `folder` and below: it may hold a secret. Raises StorageError naming the
+    file."""
     for inside, _, names in os.walk(folder):
         for path in filter(is_temporary, (Path(inside, name) for name in names)):
             with suppress(FileNotFoundError):  # its writer was quicker
@@ -110,10 +113,11 @@ def write_at(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 
 def append_private(path: Path, data: bytes, at: int | None = None, *, remedy: str = "") -> None:
-    """Write `data` durably behind byte `at` of a file of mode 0600, which is made if it is not there; None: behind its end.
+    """Write `data` durably behind byte `at` of a file of mode 0600, which is made if it is not there; None: behind its
+    end.
 
-    What lies behind `at` was left by a crash and is cut off. A write that fails is taken back as far as the disk lets it be.
-    On a full disk it takes the place of the ballast. Raises StorageError naming the file, with `remedy`.
+    What lies behind `at` was left by a crash and is cut off. A write that fails is taken back as far as the disk lets
+    it be. On a full disk it takes the place of the ballast. Raises StorageError naming the file, with `remedy`.
     """
     try:
         ballast.with_room(path, lambda: _append_private(path, data, at))
@@ -180,7 +184,8 @@ def new_folder(folder: Path, mode: int = 0o755) -> Iterator[Path]:
 
 @contextmanager
 def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in `parent`, of which nothing is left after the block; nor is anything of earlier ones that a kill cut off.
+    """A new folder in `parent`, of which nothing is left after the block; nor is anything of earlier ones that a kill
+    cut off.
 
     Raises StorageError naming `parent`.
     """
@@ -211,7 +216,8 @@ def replace_secret(path: Path, content: bytes) -> None:
 
 
 def take_place(staged: Path, path: Path) -> None:
-    """Give the file `staged` the name `path`, durably; the secret that was there before is overwritten. Raises StorageError naming `path`."""
+    """Give the file `staged` the name `path`, durably; the secret that was there before is overwritten. Raises
+    StorageError naming `path`."""
 
     def rename() -> None:
         os.replace(staged, path)
@@ -239,7 +245,8 @@ def _over_secret(path: Path, put: Callable[[], None]) -> None:
 
 
 def erase(path: Path) -> None:
-    """Overwrite a secret and delete it, durably; nothing happens when there is none. Raises StorageError naming the file."""
+    """Overwrite a secret and delete it, durably; nothing happens when there is none. Raises StorageError naming the
+    file."""
     try:
         if (descriptor := _open_old(path)) is None:
             return
@@ -281,7 +288,8 @@ def _open_old(path: Path) -> int | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything has this name. A link that leads nowhere has: what it stands for is elsewhere, and was not deleted.
+    """Whether anything has this name. A link that leads nowhere has: what it stands for is elsewhere, and was not
+    deleted.
 
     Raises StorageError where that cannot be told.
     """
@@ -297,8 +305,9 @@ def is_there(path: Path) -> bool:
 def read_private(path: Path, *, handed: bool = False) -> bytes:
     """Read a key or a secret; raises ConfigurationError when others than its owner can read it, or it is missing.
 
-    `handed` is for what a service manager gives to a service: root's file, which a group may read. Kubernetes (fsGroup) and systemd
-    (an access list) have no other way to hand a secret to somebody who is not root, and root has chosen that group.
+    `handed` is for what a service manager gives to a service: root's file, which a group may read. Kubernetes (fsGroup)
+    and systemd (an access list) have no other way to hand a secret to somebody who is not root, and root has chosen
+    that group.
     """
     try:
         while True:
@@ -308,7 +317,8 @@ def read_private(path: Path, *, handed: bool = False) -> bytes:
                 roots = handed and status.st_uid == 0 != os.geteuid()
                 if mode & (0o037 if roots else 0o077):
                     raise ConfigurationError(
-                        f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if it was exposed"
+                        f"{path} has mode {mode:04o}: others can read this secret; chmod 600 it, and replace it if "
+                        "it was exposed"
                     )
                 content = file.read()
                 if os.path.samestat(status, path.stat()):
@@ -317,7 +327,8 @@ def read_private(path: Path, *, handed: bool = False) -> bytes:
     except FileNotFoundError as error:
         if path.is_symlink():
             raise ConfigurationError(
-                f"{path} is a link to {path.readlink()}, which is missing: bring back what it leads to, or remove the link"
+                f"{path} is a link to {path.readlink()}, which is missing: bring back what it leads to, or remove "
+                "the link"
             ) from error
         raise ConfigurationError(f"{path} is missing") from error
     except OSError as error:

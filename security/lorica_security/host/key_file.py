@@ -3,15 +3,15 @@
 Certificates may follow the key in its file, so that no crash parts them; they stay in clear.
 
     LORICA_KEY_PASSPHRASE           the passphrase
-    LORICA_KEY_PASSPHRASE_FILE      a file that holds it, mode 0600 or less: a credential of systemd, a mounted secret; where root hands
-                                    it to another account, 0440 or less
+    LORICA_KEY_PASSPHRASE_FILE      a file that holds it, mode 0600 or less: a credential of systemd, a mounted secret;
+                                    where root hands it to another account, 0440 or less
     LORICA_NEW_KEY_PASSPHRASE[_FILE]  the one that `protect` brings key files to
 
-Never the command line, which every user of a machine can read. What a passphrase is worth: a copy of the folder (a backup, a
-disk) opens nothing without it. Whoever can read the process's memory or environment has the keys.
+Never the command line, which every user of a machine can read. What a passphrase is worth: a copy of the folder (a
+backup, a disk) opens nothing without it. Whoever can read the process's memory or environment has the keys.
 
-PKCS#8 of OpenSSL stretches a passphrase little (PBKDF2, 2,048 rounds), so it has to be long and random: shorter ones are refused.
-A clear key where a passphrase is given is refused, too: people who gave one count on it.
+PKCS#8 of OpenSSL stretches a passphrase little (PBKDF2, 2,048 rounds), so it has to be long and random: shorter ones
+are refused. A clear key where a passphrase is given is refused, too: people who gave one count on it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,8 +84,8 @@ def read_key(path: Path, environment: Mapping[str, str]) -> bytes:
         return _in_clear(_opened(path, pem, passphrase)) + _parts(pem)[1]
     if passphrase is not None:
         raise ConfigurationError(
-            f"{path} is not encrypted, though ${passphrase.variable} gives a passphrase: encrypt the keys with the command "
-            f"`keys protect` (${NEW_PASSPHRASE}), or unset ${passphrase.variable}"
+            f"{path} is not encrypted, though ${passphrase.variable} gives a passphrase: encrypt the keys with the "
+            f"command `keys protect` (${NEW_PASSPHRASE}), or unset ${passphrase.variable}"
         )
     return pem
 
@@ -98,7 +98,8 @@ def read_key_of_either(path: Path, environment: Mapping[str, str]) -> bytes:
 
 
 def write_key(path: Path, pem: bytes, environment: Mapping[str, str]) -> None:
-    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase; the one before is overwritten."""
+    """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase; the one before is
+    overwritten."""
     key, certificates = _parts(pem)
     replace_secret(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
 
@@ -110,8 +111,9 @@ def is_encrypted(pem: bytes) -> bool:
 def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Callable[[], None] = lambda: None) -> int:
     """Bring every key file from the present passphrase (or none) to the new one (or none); how many had to be changed.
 
-    Every file is opened before the first is written, and what it held is overwritten. All files are of one folder. A kill leaves all of them
-    as they were, or `settle` brings all to the new one, which needs no passphrase. `tell` is called before anything is changed.
+    Every file is opened before the first is written, and what it held is overwritten. All files are of one folder. A
+    kill leaves all of them as they were, or `settle` brings all to the new one, which needs no passphrase. `tell` is
+    called before anything is changed.
     """
     present, new = passphrase_of(environment), passphrase_of(environment, NEW_PASSPHRASE)
     changed: list[tuple[Path, PrivateKeyTypes, bytes]] = []
@@ -131,7 +133,8 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Call
 
 
 def settle(folder: Path, lock: Path, purpose: str) -> None:
-    """Finish or undo a `protect` of the keys in `folder` that was cut off; one that is under way, with `lock`, is left alone."""
+    """Finish or undo a `protect` of the keys in `folder` that was cut off; one that is under way, with `lock`, is left
+    alone."""
     if (folder / _DECIDED).exists() or any(folder.glob(f"*{_STAGED}")):
         with suppress(Conflict), ProcessLock(lock, purpose):
             _finish(folder)
@@ -151,7 +154,8 @@ def _finish(folder: Path) -> None:
 def protect_all(
     paths: Iterable[Path], environment: Mapping[str, str], *, clear: bool, tell: Callable[[], None] = lambda: None
 ) -> str:
-    """The command `keys protect`: what it says when it has done it. Raises ConfigurationError unless it is told one thing to do.
+    """The command `keys protect`: what it says when it has done it. Raises ConfigurationError unless it is told one
+    thing to do.
 
     `tell` as for `protect`.
     """
@@ -194,7 +198,8 @@ def _opened(path: Path, pem: bytes, passphrase: Passphrase | None) -> PrivateKey
     except (ValueError, TypeError, UnsupportedAlgorithm):
         if encrypted and passphrase is not None:
             raise WrongPassphrase(
-                f"{path} does not open with the passphrase of ${passphrase.variable}: it is another one's, or the file is damaged"
+                f"{path} does not open with the passphrase of ${passphrase.variable}: it is another one's, or the "
+                "file is damaged"
             ) from None
         raise ConfigurationError(f"{path} holds no PEM private key: restore it from backup") from None
 

@@ -18,7 +18,8 @@ from lorica_security.host import ballast
 
 
 class ProcessLock:
-    """`with ProcessLock(path, "coordinator"):` holds it; raises Conflict naming the holder when another process does."""
+    """`with ProcessLock(path, "coordinator"):` holds it; raises Conflict naming the holder when another process
+    does."""
 
     def __init__(self, path: Path, purpose: str) -> None:
         self._path = path

@@ -11,9 +11,9 @@ from contextlib import suppress
 def begin_program() -> None:
     """Before anything else: Ctrl-C is heard, every text can be printed, and the end does not take seconds.
 
-    SIGINT raises KeyboardInterrupt, also where it was ignored: shells ignore it for what scripts start in the background. At the end
-    Python would look through everything that PyTorch and others have made, for circles to break. What stdout's encoding does not have
-    comes as an escape, as Python has it for stderr.
+    SIGINT raises KeyboardInterrupt, also where it was ignored: shells ignore it for what scripts start in the
+    background. At the end Python would look through everything that PyTorch and others have made, for circles to break.
+    What stdout's encoding does not have comes as an escape, as Python has it for stderr.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # None where the program was started without one
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,11 +1,13 @@
 """A file of any size under a passphrase: pieces of AES-256-GCM, each in its place or not at all.
 
     MAGIC, 16 bytes of salt             in clear; every piece's associated data
-    pieces of 1 MiB, the last shorter   each with its tag of 16 bytes; the nonce is the piece's number (11 bytes) and whether it is the last
+    pieces of 1 MiB, the last shorter   each with its tag of 16 bytes; the nonce is the piece's number (11 bytes) and
+                                        whether it is the last
 
-The key comes of the passphrase and the salt by scrypt (N = 2^17, r = 8, p = 1: 128 MiB of memory, some half a second). Every file has a
-key of its own, so no nonce is used twice. A piece that was changed, moved, left out or cut does not open; nothing of it is given out.
-This is the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár (2015), as in age and Tink.
+The key comes of the passphrase and the salt by scrypt (N = 2^17, r = 8, p = 1: 128 MiB of memory, some half a second).
+Every file has a key of its own, so no nonce is used twice. A piece that was changed, moved, left out or cut does not
+open; nothing of it is given out. This is the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár (2015), as
+in age and Tink.
 """
 
 import io
@@ -88,11 +90,12 @@ class SealedReader(io.RawIOBase):
         except InvalidTag:
             if self._number == 0:
                 raise WrongPassphrase(
-                    f"{self._where} does not open with the passphrase of ${self._passphrase.variable}: it is another one's, or the "
-                    "file was changed or cut"
+                    f"{self._where} does not open with the passphrase of ${self._passphrase.variable}: it is "
+                    "another one's, or the file was changed or cut"
                 ) from None
             raise IntegrityError(
-                f"{self._where} was changed or cut, after {self._number * PIECE_BYTES} bytes that are whole: use another copy"
+                f"{self._where} was changed or cut, after {self._number * PIECE_BYTES} bytes that are whole: use "
+                "another copy"
             ) from None
         self._number += 1
 

@@ -1,7 +1,8 @@
-"""The identity key endorses each certificate request: one owner holds both keys, and means this name in this federation.
+"""The identity key endorses each certificate request: one owner holds both keys, and means this name in this
+federation.
 
-At enrolment the key that endorses is the one that is pinned from then on; a renewal is endorsed by the pinned one, so that a
-stolen TLS key renews nothing.
+At enrolment the key that endorses is the one that is pinned from then on; a renewal is endorsed by the pinned one, so
+that a stolen TLS key renews nothing.
 """
 
 import hashlib

@@ -1,13 +1,14 @@
-"""The one-time enrolment token: all that a silo needs to find the coordinator, know it, and be known, in one line of text.
+"""The one-time enrolment token: all that a silo needs to find the coordinator, know it, and be known, in one line of
+text.
 
     token    = "lorica1-" base64url(fields checksum), without padding
     fields   = str federation, str silo name, 32 bytes CA pin, 32 bytes secret, 8 bytes expiry, str host, 2 bytes port
     str      = 1 byte length, then ASCII; numbers are big-endian; expiry is in Unix seconds
     checksum = first 6 bytes of SHA-256(b"lorica/v1/enrolment-token\\0" + fields): against typing errors, not attackers
 
-There is one text for each token: whatever decodes, encodes to the same text again, but for the white space and the quotation
-marks that a mail program put into it. No error shows the text, which is a secret. The coordinator keeps `secret_digest` alone; the
-secret has 256 bits, so a plain hash cannot be searched.
+There is one text for each token: whatever decodes, encodes to the same text again, but for the white space and the
+quotation marks that a mail program put into it. No error shows the text, which is a secret. The coordinator keeps
+`secret_digest` alone; the secret has 256 bits, so a plain hash cannot be searched.
 """
 
 import base64
@@ -39,7 +40,8 @@ _SECRET_DOMAIN = b"lorica/v1/enrolment-secret\0"
 _ALPHABET = re.compile(r"[A-Za-z0-9_-]*")
 _MAX_EXPIRY = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 _OF_THE_MAIL = re.compile("=\r?\n|[\\s\"'`<>|\u00ab\u00ad\u00bb\u2018-\u201f\u2039\u203a\u200b-\u200f\u2060\ufeff]")
-"""What mail programs and people put around and into a line: white space, quotation marks and signs, characters that nobody sees."""
+"""What mail programs and people put around and into a line: white space, quotation marks and signs, characters that
+nobody sees."""
 _COPY_AGAIN = "copy the whole line that `coordinator invite` printed"
 
 
@@ -97,7 +99,8 @@ def mint(
     lifetime: timedelta = timedelta(hours=DEFAULT_TOKEN_LIFETIME_HOURS),
     secret: bytes | None = None,
 ) -> EnrolmentToken:
-    """A token with a fresh 256-bit secret (given only by tests), expiring `lifetime` after `now`; raises ConfigurationError."""
+    """A token with a fresh 256-bit secret (given only by tests), expiring `lifetime` after `now`; raises
+    ConfigurationError."""
     if lifetime < timedelta(seconds=1):
         raise ConfigurationError(f"enrolment token lifetime {lifetime} is not allowed: use 1 second or more")
     return EnrolmentToken(
@@ -128,7 +131,8 @@ def encode(token: EnrolmentToken) -> str:
 
 
 def decode(text: str) -> EnrolmentToken:
-    """The token in `text`, however it was wrapped, indented or quoted; raises ConfigurationError that says what is wrong with the copy."""
+    """The token in `text`, however it was wrapped, indented or quoted; raises ConfigurationError that says what is
+    wrong with the copy."""
     if len(text) > MAX_PASTED_CHARACTERS:
         raise ConfigurationError(f"enrolment token of {len(text)} characters is too long: {_COPY_AGAIN}")
     text = _OF_THE_MAIL.sub("", text)
@@ -188,7 +192,8 @@ class _Reader:
 
 
 def check_unexpired(expires_at: int, *, silo: SiloName, now: datetime) -> None:
-    """Raises AuthenticationError from the second `expires_at` (Unix) on; for the token and for the stored invitation."""
+    """Raises AuthenticationError from the second `expires_at` (Unix) on; for the token and for the stored
+    invitation."""
     if as_utc(now).timestamp() >= expires_at:
         moment = datetime.fromtimestamp(expires_at, UTC).isoformat()
         raise AuthenticationError(

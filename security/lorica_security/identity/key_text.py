@@ -1,8 +1,8 @@
 """Identity keys as people pass them on: hexadecimal in groups of four, which can be read out by telephone, and a check.
 
-Peers pin the key itself, not a digest of it, so it is the key that is compared. The last group is a check over federation,
-silo and key: a typing error is noticed, and so is the key of one silo under the name of another. It is no protection against
-anybody; that is what comparing by telephone is for.
+Peers pin the key itself, not a digest of it, so it is the key that is compared. The last group is a check over
+federation, silo and key: a typing error is noticed, and so is the key of one silo under the name of another. It is no
+protection against anybody; that is what comparing by telephone is for.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ def key_text(identity: Identity, key: Ed25519PublicKey) -> str:
 
 
 def key_from_text(identity: Identity, text: str) -> Ed25519PublicKey:
-    """The key that `key_text` wrote for `identity`, in capitals or not, grouped in any way; raises ConfigurationError."""
+    """The key that `key_text` wrote for `identity`, in capitals or not, grouped in any way; raises
+    ConfigurationError."""
     digits = _SPACING.sub("", text).lower()
     again = f"copy what `silo-agent trust own` prints at {identity.name}"
     if not _DIGITS.fullmatch(digits):

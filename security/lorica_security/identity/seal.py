@@ -1,7 +1,7 @@
 """A file that its owner alone can have written: the content, then a line with the owner's signature under it.
 
-Whoever can write the folder and has not the identity key (it can be kept under a passphrase) can delete such a file or put an old
-one back, and cannot say anything else in it.
+Whoever can write the folder and has not the identity key (it can be kept under a passphrase) can delete such a file or
+put an old one back, and cannot say anything else in it.
 """
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -86,8 +86,8 @@ def steps_between(
         step = by_predecessor.pop(public_key_bytes(at), None)
         if step is None:
             raise IntegrityError(
-                f"no succession leads from the pinned identity key {public_key_bytes(pinned).hex()} of {identity.uri} to "
-                f"{public_key_bytes(present).hex()}: ask that silo's people"
+                f"no succession leads from the pinned identity key {public_key_bytes(pinned).hex()} of "
+                f"{identity.uri} to {public_key_bytes(present).hex()}: ask that silo's people"
             )
         step.check(identity)
         steps.append(step)

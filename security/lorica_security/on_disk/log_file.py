@@ -3,9 +3,9 @@
     log.000001, log.000002, ...     each goes on where the one before ends, which is with a seal
     audit.lock                      held while a process appends: the daemon, or a command beside it
 
-An entry is durable when `append` returns. A last line that a crash tore never was one, and is cut off by the next append.
-The writer seals what it wrote with its identity key (verification.py says when); a log that does not end with a seal was ended by
-a crash, or is being written.
+An entry is durable when `append` returns. A last line that a crash tore never was one, and is cut off by the next
+append. The writer seals what it wrote with its identity key (verification.py says when); a log that does not end with a
+seal was ended by a crash, or is being written.
 """
 
 import fcntl
@@ -50,7 +50,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tail:
-    """The newest file as this process left it: `number` from 1, `size` in bytes that are whole lines, `torn` what follows them."""
+    """The newest file as this process left it: `number` from 1, `size` in bytes that are whole lines, `torn` what
+    follows them."""
 
     number: int
     size: int
@@ -63,7 +64,8 @@ class _Tail:
 
 
 class AuditLog:
-    """One side's log. Safe to use from several threads and processes. Raises StorageError, IntegrityError naming the file."""
+    """One side's log. Safe to use from several threads and processes. Raises StorageError, IntegrityError naming the
+    file."""
 
     def __init__(
         self,
@@ -185,7 +187,8 @@ def segments(folder: Path) -> list[Path]:
 
 
 def lines(folder: Path) -> Iterator[Line]:
-    """Every whole line of a log, oldest first. Raises IntegrityError for a file that ends within a line though another follows it."""
+    """Every whole line of a log, oldest first. Raises IntegrityError for a file that ends within a line though another
+    follows it."""
     paths = segments(folder)
     for path in paths:
         content, torn = _whole_lines(path)

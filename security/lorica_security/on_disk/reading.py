@@ -46,7 +46,8 @@ class Reading:
 
 
 def entries_of(folder: Path, walk: Verification) -> Iterator[Entry]:
-    """One by one, up to the first that is wrong: there IntegrityError is raised. Raises StateError where there is no log."""
+    """One by one, up to the first that is wrong: there IntegrityError is raised. Raises StateError where there is no
+    log."""
     empty = True
     for line in lines(folder):
         empty = False
@@ -100,11 +101,15 @@ def against(path: Path, reading: Reading, keys: Sequence[Ed25519PublicKey]) -> s
     if not known:
         raise StateError(f"{path} holds no head of the log of {reading.writer}: export it at the other side")
     count = reading.walk.check_known(known, reading.where)
-    return f"{path}: {count} heads that the other side holds agree with the log, up to entry {max(one.head.sequence for one in known)}"
+    return (
+        f"{path}: {count} heads that the other side holds agree with the log, up to entry "
+        f"{max(one.head.sequence for one in known)}"
+    )
 
 
 def shown(folder: Path, *, last: int, as_json: bool) -> Iterator[str]:
-    """What `show` prints: a line for each of the `last` entries, 0 for all. What `entries_of` raises comes after those before it."""
+    """What `show` prints: a line for each of the `last` entries, 0 for all. What `entries_of` raises comes after those
+    before it."""
     entries: list[Entry] = []
     trouble: IntegrityError | None = None
     try:

@@ -1,1 +1,2 @@
-"""Who is who: certificates, enrolment and keys, as pure functions over bytes. No I/O here, and no clock: `now` is an argument."""
+"""Who is who: certificates, enrolment and keys, as pure functions over bytes. No I/O here, and no clock: `now` is an
+argument."""

@@ -1,8 +1,8 @@
 """An authority names its successor, so that whoever pinned the one believes the other.
 
-An enrolment token pins the authority of the day on which it was made. Certificates cannot say that a later one follows it: an
-authority of Lorica signs leaves alone (path length 0). Its key therefore signs a statement, once, while it is at hand:
-ECDSA with SHA-256 over b"lorica/v1/authority-succession\\0", and the SHA-256 of the two certificates.
+An enrolment token pins the authority of the day on which it was made. Certificates cannot say that a later one follows
+it: an authority of Lorica signs leaves alone (path length 0). Its key therefore signs a statement, once, while it is at
+hand: ECDSA with SHA-256 over b"lorica/v1/authority-succession\\0", and the SHA-256 of the two certificates.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ _DOMAIN = b"lorica/v1/authority-succession\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthoritySuccession:
-    """SHA-256 of either certificate, and the predecessor's signature. Raises MalformedMessage for sizes that are none."""
+    """SHA-256 of either certificate, and the predecessor's signature. Raises MalformedMessage for sizes that are
+    none."""
 
     predecessor: bytes
     successor: bytes

@@ -50,7 +50,8 @@ def check_request(request_bytes: bytes, expected: Identity) -> TlsPublicKey:
     identity = sole_identity(names)
     if len(names) != 1:
         raise MalformedMessage(
-            f"certificate request asks for {len(names)} names: ask for the one identity URI, without DNS names or addresses"
+            f"certificate request asks for {len(names)} names: ask for the one identity URI, without DNS names or "
+            "addresses"
         )
     if identity != expected:
         raise AuthorisationError(

@@ -1,7 +1,9 @@
-"""An authority of the federation that an institution's CA certifies: our key and request, its signature, its self-signed root above.
+"""An authority of the federation that an institution's CA certifies: our key and request, its signature, its
+self-signed root above.
 
-The key is made here and stays here. What comes back must be for that key, carry the federation's URI (SPIFFE's trust domain),
-sign leaves and nothing else, and lead by signatures to one self-signed certificate, which enrolment tokens then pin.
+The key is made here and stays here. What comes back must be for that key, carry the federation's URI (SPIFFE's trust
+domain), sign leaves and nothing else, and lead by signatures to one self-signed certificate, which enrolment tokens
+then pin.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,8 @@ class Certified:
 
 
 def authority_request(key: ec.EllipticCurvePrivateKey, federation: FederationName) -> bytes:
-    """A PEM request for a CA of `federation` that signs leaves alone: constraints, key usage and URI as they have to be."""
+    """A PEM request for a CA of `federation` that signs leaves alone: constraints, key usage and URI as they have to
+    be."""
     name = x509.Name(
         [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
@@ -81,8 +84,8 @@ def check_certified(
         )
     if not is_of_federation(certificate, federation):
         raise ConfigurationError(
-            f"certificate {name_of(certificate)} does not name federation {federation}: have it signed with the alternative "
-            f"name of the request, URI:{federation_uri(federation)}, and no other URI"
+            f"certificate {name_of(certificate)} does not name federation {federation}: have it signed with the "
+            f"alternative name of the request, URI:{federation_uri(federation)}, and no other URI"
         )
     chain = _chain(certificate, above)
     for each in (certificate, *chain):
@@ -98,8 +101,8 @@ def _chain(certificate: x509.Certificate, above: Sequence[x509.Certificate]) -> 
         issuer = next((one for one in above if is_authority(one) and directly_issued(at, by=one)), None)
         if issuer is None or len(chain) == MOST_ABOVE:
             raise ConfigurationError(
-                f"nothing in the chain issued {name_of(at)}: give every certificate above it up to the self-signed root "
-                f"(at most {MOST_ABOVE}) with --chain"
+                f"nothing in the chain issued {name_of(at)}: give every certificate above it up to the self-signed "
+                f"root (at most {MOST_ABOVE}) with --chain"
             )
         allowed = path_length(issuer)
         if allowed is not None and allowed < len(chain) + 1:
@@ -111,7 +114,7 @@ def _chain(certificate: x509.Certificate, above: Sequence[x509.Certificate]) -> 
         at = issuer
     if not chain:
         raise ConfigurationError(
-            f"certificate {name_of(certificate)} is signed by its own key: for a new authority without an institution's "
-            "CA run `coordinator ca rotate`"
+            f"certificate {name_of(certificate)} is signed by its own key: for a new authority without an "
+            "institution's CA run `coordinator ca rotate`"
         )
     return tuple(chain)

@@ -1,9 +1,10 @@
 """Who the peer is, from the certificate that TLS has verified and from nothing else.
 
-TLS checks the chain and that the peer holds the key; gRPC does not look at the rest. In this order, each step
-raising AuthenticationError, of the dates OutsideValidity: parse; signed by a CA of the federation in the bundle that is itself valid; a leaf with no critical
-extension that we do not know; one identity URI of the expected federation; a role that may stand on that side of the
-connection; the key usage of that role; validity now. The coordinator's certificate must also carry its DNS name.
+TLS checks the chain and that the peer holds the key; gRPC does not look at the rest. In this order, each step raising
+AuthenticationError, of the dates OutsideValidity: parse; signed by a CA of the federation in the bundle that is itself
+valid; a leaf with no critical extension that we do not know; one identity URI of the expected federation; a role that
+may stand on that side of the connection; the key usage of that role; validity now. The coordinator's certificate must
+also carry its DNS name.
 """
 
 from datetime import datetime
@@ -47,7 +48,8 @@ def _identify(
     issuers = tuple(ca for ca in trust.issuers_of(certificate) if is_of_federation(ca, federation))
     if not issuers:
         raise AuthenticationError(
-            f"certificate {name_of(certificate)} is not issued by a CA of federation {federation}: enrol with this federation"
+            f"certificate {name_of(certificate)} is not issued by a CA of federation {federation}: enrol with this "
+            "federation"
         )
     problems = [Window.of(issuer).problem_at(now) for issuer in issuers]
     if all(problems):

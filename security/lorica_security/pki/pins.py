@@ -1,4 +1,5 @@
-"""SPKI pins (RFC 7469 2.1.1): base64 of SHA-256 over the DER SubjectPublicKeyInfo. A pin outlives the certificate, not the key."""
+"""SPKI pins (RFC 7469 2.1.1): base64 of SHA-256 over the DER SubjectPublicKeyInfo. A pin outlives the certificate, not
+the key."""
 
 import base64
 import binascii

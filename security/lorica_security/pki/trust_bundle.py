@@ -1,7 +1,8 @@
 """The CA certificates that are accepted: one, or two and more while an old CA and its successor overlap.
 
-What TLS is given as its roots, and what a certificate is held against behind TLS, are `of_federation` alone: an institution's
-own root may stand above an authority of a federation (and be what a token pins) without being believed itself.
+What TLS is given as its roots, and what a certificate is held against behind TLS, are `of_federation` alone: an
+institution's own root may stand above an authority of a federation (and be what a token pins) without being believed
+itself.
 """
 
 import hashlib
@@ -59,8 +60,8 @@ class TrustBundle:
     def pinned(self, pin: SpkiPin, successions: Sequence[AuthoritySuccession] = ()) -> "TrustBundle":
         """The self-signed CA with this pin, and those that it leads to: by its signature on them, or as its successors.
 
-        Raises AuthenticationError without one. A pin fixes the key alone. The self-signature fixes the rest: without it,
-        whoever relays the bundle could rewrite the dates and constraints around the pinned key.
+        Raises AuthenticationError without one. A pin fixes the key alone. The self-signature fixes the rest: without
+        it, whoever relays the bundle could rewrite the dates and constraints around the pinned key.
         """
         for certificate in self.authorities:
             if pins_equal(spki_pin(certificate), pin):
@@ -71,8 +72,9 @@ class TrustBundle:
                     )
                 return self._led_to_by(certificate, successions)
         raise AuthenticationError(
-            f"no CA certificate in the trust bundle has the pin {pin}: something stands between you and the coordinator, "
-            "or the token is of another federation, or of an authority that was retired since: ask for a new invitation"
+            f"no CA certificate in the trust bundle has the pin {pin}: something stands between you and the "
+            "coordinator, or the token is of another federation, or of an authority that was retired since: ask for a "
+            "new invitation"
         )
 
     def _led_to_by(self, pinned: x509.Certificate, successions: Sequence[AuthoritySuccession]) -> "TrustBundle":

@@ -1,4 +1,5 @@
-"""When a certificate holds: the window it is given, and whether `now` lies in it (both ends included, RFC 5280 4.1.2.5)."""
+"""When a certificate holds: the window it is given, and whether `now` lies in it (both ends included, RFC 5280
+4.1.2.5)."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -47,7 +48,8 @@ class Window:
 
     @property
     def renewal_due(self) -> datetime:
-        """Two thirds of the way from its making to its end: a third is left for whatever keeps a renewal from succeeding."""
+        """Two thirds of the way from its making to its end: a third is left for whatever keeps a renewal from
+        succeeding."""
         made = min(self.begin + timedelta(minutes=BACKDATING_MINUTES), self.end)
         return made + (self.end - made) * 2 / 3
 
@@ -59,5 +61,8 @@ class Window:
                 f"is not valid before {self.begin.isoformat()} and the clock says {moment.isoformat()}: check the clock"
             )
         if moment > self.end:
-            return f"expired at {self.end.isoformat()} and the clock says {moment.isoformat()}: renew it or enrol again, or set the clock"
+            return (
+                f"expired at {self.end.isoformat()} and the clock says {moment.isoformat()}: renew it or enrol "
+                "again, or set the clock"
+            )
         return None

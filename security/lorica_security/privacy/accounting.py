@@ -5,13 +5,14 @@ Of all records (a rate of 1) the composition is a Gaussian mechanism again, and 
 (Balle and Wang 2018; Dong, Roth and Su 2019). With sampling, privacy random variables are convolved by
 Opacus (Gopi, Lee and Wutschitz 2021), whose upper bound is taken.
 
-Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace one is
-to remove one and add another: twice the shift where nothing is sampled, and with sampling the pair of replaced_unit.py.
+Mechanisms and noise multipliers are for adding or removing one unit: noise over the most that one unit adds. To replace
+one is to remove one and add another: twice the shift where nothing is sampled, and with sampling the pair of
+replaced_unit.py.
 
-Noise that several parties make together is a sum of discrete Gaussians, coarser than what one party makes alone. Shifts of it are
-whole numbers, and of a discrete Gaussian that is shifted by whole numbers the moments of whole orders are a Gaussian's: with or
-without sampling, Renyi divergences of whole orders are exact. So releases with such noise are counted by these alone, and so is what
-is left of it where one maker is.
+Noise that several parties make together is a sum of discrete Gaussians, coarser than what one party makes alone. Shifts
+of it are whole numbers, and of a discrete Gaussian that is shifted by whole numbers the moments of whole orders are a
+Gaussian's: with or without sampling, Renyi divergences of whole orders are exact. So releases with such noise are
+counted by these alone, and so is what is left of it where one maker is.
 """
 
 import math
@@ -69,10 +70,11 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class GaussianRelease:
-    """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit adds at most.
+    """`steps` releases of a sum over a sample of the units, each with noise of `noise_multiplier` times what one unit
+    adds at most.
 
-    `makers` made that noise together, each as much as the others: whoever knows of all parts but one faces a root of `makers` less.
-    `part` is whether the noise is such a part.
+    `makers` made that noise together, each as much as the others: whoever knows of all parts but one faces a root of
+    `makers` less. `part` is whether the noise is such a part.
     """
 
     noise_multiplier: float
@@ -108,8 +110,9 @@ class GaussianRelease:
 class Budget:
     """The most that a holder of records ever releases, over all plans.
 
-    `unit` is the key of whom several records belong to, where it holds for all of these together; "": for each record. `alone` is the
-    most towards others who make noise together with this holder, if all of them work against it; 0: no such noise is counted on.
+    `unit` is the key of whom several records belong to, where it holds for all of these together; "": for each record.
+    `alone` is the most towards others who make noise together with this holder, if all of them work against it; 0: no
+    such noise is counted on.
     """
 
     epsilon: float
@@ -164,7 +167,8 @@ def epsilon_of(
 
 
 def merged(releases: Iterable[GaussianRelease]) -> list[GaussianRelease]:
-    """The same with equal mechanisms as one of more steps, which is what an accountant is quick with; none of no steps."""
+    """The same with equal mechanisms as one of more steps, which is what an accountant is quick with; none of no
+    steps."""
     steps: Counter[GaussianRelease] = Counter()
     for release in releases:
         steps[replace(release, steps=1)] += release.steps
@@ -212,8 +216,8 @@ def renyi_divergences(
 ) -> tuple[float, ...]:
     """Of one step of `release`, at whole orders; infinite where there is next to no noise, or no number for it.
 
-    Where a unit is replaced under noise of several makers, or a part of it, nothing is gained from sampling: of that pair no moment is a
-    Gaussian's.
+    Where a unit is replaced under noise of several makers, or a part of it, nothing is gained from sampling: of that
+    pair no moment is a Gaussian's.
     """
     return _of_one_step(
         release.noise_multiplier, release.sampling_rate, release.in_coarse_steps, tuple(orders), relation

@@ -1,5 +1,5 @@
-"""The ledger of one holder's releases: entries that name each other (security/lorica_security/audit/chain.py), so that none can be changed,
-left out or taken back unseen. The head stands for all that was ever released.
+"""The ledger of one holder's releases: entries that name each other (security/lorica_security/audit/chain.py), so that
+none can be changed, left out or taken back unseen. The head stands for all that was ever released.
 """
 
 import json
@@ -14,12 +14,15 @@ from lorica_security.privacy.accounting import GaussianRelease
 from lorica_security.privacy.renyi_filter import check_order
 
 Mechanism = Literal["gradients", "loss_reduction", "delta", "joint_gradients"]
-"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a silo; a gradient sum
-whose noise several silos make together, of which only their sum is seen."""
+"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a
+silo; a gradient sum whose noise several silos make together, of which only their sum is seen."""
 
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
-_REMEDY: Final = 'Put the newest ledger back, from the disk that went on; where it is lost, see "A ledger that is lost" in privacy.md'
+_REMEDY: Final = (
+    'Put the newest ledger back, from the disk that went on; where it is lost, see "A ledger that is lost" in '
+    "privacy.md"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +152,8 @@ def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
         entry = _entry(line + b"\n", f"{where} line {number}")
         if (entry.sequence, entry.previous) != (head.sequence + 1, head.digest):
             raise IntegrityError(
-                f"{where} line {number}: entry {entry.sequence} does not follow entry {head.sequence}: entries were removed, "
-                "repeated or put in; nothing more is released"
+                f"{where} line {number}: entry {entry.sequence} does not follow entry {head.sequence}: entries were "
+                "removed, repeated or put in; nothing more is released"
             )
         entries.append(entry)
         head = Head(entry.sequence, entry.digest)
@@ -174,12 +177,13 @@ def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) ->
         return
     if len(entries) < known.sequence:
         raise IntegrityError(
-            f"{where} ends with entry {len(entries)}, but {by} knows entry {known.sequence}: it was truncated or put back from a "
-            f"backup; nothing more is released. {_REMEDY}"
+            f"{where} ends with entry {len(entries)}, but {by} knows entry {known.sequence}: it was truncated or "
+            f"put back from a backup; nothing more is released. {_REMEDY}"
         )
     if not compare_digest(entries[known.sequence - 1].digest, known.digest):
         raise IntegrityError(
-            f"{where} has another entry {known.sequence} than {by} knows: it was replaced; nothing more is released. {_REMEDY}"
+            f"{where} has another entry {known.sequence} than {by} knows: it was replaced; nothing more is "
+            f"released. {_REMEDY}"
         )
 
 

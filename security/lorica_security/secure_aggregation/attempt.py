@@ -13,7 +13,8 @@ MAX_NUMBER = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """`number` counts the attempts of a round from 1; `id` is 32 random bytes of the coordinator's, never used twice."""
+    """`number` counts the attempts of a round from 1; `id` is 32 random bytes of the coordinator's, never used
+    twice."""
 
     federation: FederationName
     plan: bytes

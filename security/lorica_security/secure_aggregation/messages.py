@@ -10,9 +10,9 @@
     coordinator -> silo   UnmaskRequest            5 unmasking
     silo -> coordinator   Reveal
 
-Every message of a silo is signed with its identity key for one domain, over the attempt (by way of the roster digest, once
-there is one). Whoever relays can only relay. Sizes and orders are checked at construction (MalformedMessage), signatures by
-`check_signed`. An edge that receives a silo's message checks that its `silo` is who the connection says.
+Every message of a silo is signed with its identity key for one domain, over the attempt (by way of the roster digest,
+once there is one). Whoever relays can only relay. Sizes and orders are checked at construction (MalformedMessage),
+signatures by `check_signed`. An edge that receives a silo's message checks that its `silo` is who the connection says.
 """
 
 from collections.abc import Mapping
@@ -130,7 +130,8 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedShare:
-    """A box and what its key was encapsulated in; from the first by name of the two also the copy of their pair secret."""
+    """A box and what its key was encapsulated in; from the first by name of the two also the copy of their pair
+    secret."""
 
     dealer: SiloName
     holder: SiloName
@@ -370,7 +371,8 @@ def signed(message: _S, key: Ed25519PrivateKey) -> _S:
 
 
 def check_signed(message: Signed, identities: Identities) -> None:
-    """Raise AuthenticationError where `identities` has no key of the silo, IntegrityError where the signature is false."""
+    """Raise AuthenticationError where `identities` has no key of the silo, IntegrityError where the signature is
+    false."""
     key = identities.get(message.silo)
     if key is None:
         raise AuthenticationError(f"silo {message.silo} has no identity key here: pin its key first")

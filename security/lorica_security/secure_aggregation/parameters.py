@@ -2,8 +2,8 @@
 
 - n >= 3: a sum of two shows each the other.
 - Threshold t with max(3, n // 2 + 1) <= t <= n: two disjoint sets of t silos do not exist.
-- c colluding silos (or ones whose disk was restored, and who therefore answer twice): 2t > n + c. Two survivor sets of one
-  attempt would need t signatures each, hence n + c in all at most.
+- c colluding silos (or ones whose disk was restored, and who therefore answer twice): 2t > n + c. Two survivor sets of
+  one attempt would need t signatures each, hence n + c in all at most.
 - min_survivors >= max(3, c + 2): at least two of a sum do not collude.
 - least_sum: the fewest silos that a sum can be over, given the release groups, the threshold and min_survivors.
 """
@@ -60,7 +60,8 @@ class Parameters:
             raise MalformedMessage(f"threshold {t} for {n} silos: allowed are {least_threshold(n)} to {n}")
         if c < 0 or 2 * t <= n + c:
             raise MalformedMessage(
-                f"threshold {t} of {n} silos does not hold against {c} colluders: twice the threshold must exceed {n + c}"
+                f"threshold {t} of {n} silos does not hold against {c} colluders: twice the threshold must exceed "
+                f"{n + c}"
             )
         if not least_survivors(c) <= self.min_survivors <= n:
             raise MalformedMessage(
@@ -104,8 +105,8 @@ def too_few(partition: Partition, parameters: Parameters, silos: Collection[Silo
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseTerms:
-    """Of a plan whose silos make noise before they mask. `makers` is on how many of a sum it counts, where the plan fixes that for every
-    cohort; None: as many as each cohort allows. The rest as in NoiseShares.
+    """Of a plan whose silos make noise before they mask. `makers` is on how many of a sum it counts, where the plan
+    fixes that for every cohort; None: as many as each cohort allows. The rest as in NoiseShares.
     """
 
     noise_multiplier: float
@@ -114,11 +115,12 @@ class NoiseTerms:
     grain: float = 0.0
 
     def shares(self, *, cohort: int, honest: int, elements: int) -> NoiseShares:
-        """Raises MalformedMessage where fewer silos of a sum are `honest` than the plan counts on, and as NoiseShares does."""
+        """Raises MalformedMessage where fewer silos of a sum are `honest` than the plan counts on, and as NoiseShares
+        does."""
         if self.makers is not None and self.makers > honest:
             raise MalformedMessage(
-                f"the plan counts on noise of {self.makers} silos of a sum, and of the fewest that release groups leave in one only "
-                f"{honest} surely make theirs: raise min_survivors by {self.makers - honest}"
+                f"the plan counts on noise of {self.makers} silos of a sum, and of the fewest that release groups "
+                f"leave in one only {honest} surely make theirs: raise min_survivors by {self.makers - honest}"
             )
         return NoiseShares(
             cohort=cohort,
@@ -132,10 +134,11 @@ class NoiseTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the coordinator opens an attempt with, before it knows who will be in the cohort; `link` has the release groups.
+    """What the coordinator opens an attempt with, before it knows who will be in the cohort; `link` has the release
+    groups.
 
-    `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise` is what silos make before they
-    mask, of which the cohort is not known yet; None: none.
+    `threshold` None is the default; any other is raised to what the cohort and the colluders need. `noise` is what
+    silos make before they mask, of which the cohort is not known yet; None: none.
     """
 
     model: bytes
@@ -175,5 +178,6 @@ class Terms:
 
 
 def _unknown(least_sum: int, colluders: int) -> int:
-    """Of so many silos in a sum, those whose noise another one does not know: it knows its own, and that of who works with it."""
+    """Of so many silos in a sum, those whose noise another one does not know: it knows its own, and that of who works
+    with it."""
     return least_sum - max(colluders, 1)

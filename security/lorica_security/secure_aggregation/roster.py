@@ -1,4 +1,5 @@
-"""The roster: who takes part in an attempt, with which keys, for which model, under which parameters and release groups.
+"""The roster: who takes part in an attempt, with which keys, for which model, under which parameters and release
+groups.
 
 Its digest is bound to every key, box and signature that follows. Silos that were given different rosters, hence also
 different models or ranges, agree on no mask: their sum is noise.

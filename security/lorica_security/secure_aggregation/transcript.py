@@ -1,6 +1,7 @@
 """One spelling for what is hashed, signed or bound to a key: typed, length-prefixed parts, and a purpose before them.
 
-Two different lists of parts never give the same bytes: each part begins with a letter for its type and its length or count.
+Two different lists of parts never give the same bytes: each part begins with a letter for its type and its length or
+count.
 """
 
 import struct

@@ -31,7 +31,8 @@ def receipts_in(reading: Reading, coordinator: Ed25519PublicKey | None) -> Itera
 def check_receipts(reading: Reading, coordinator: Ed25519PublicKey) -> list[str]:
     """What `verify` prints of them.
 
-    Raises IntegrityError where the coordinator countersigned another history of this log than is here, or signed two of its own.
+    Raises IntegrityError where the coordinator countersigned another history of this log than is here, or signed two of
+    its own.
     """
     found = list(receipts_in(reading, coordinator))
     shown = [
@@ -44,7 +45,8 @@ def check_receipts(reading: Reading, coordinator: Ed25519PublicKey) -> list[str]
     said = [f"{len(left)} updates left this silo, the coordinator signed for {len(left & acknowledged)} of them"]
     if acknowledged - left:
         raise IntegrityError(
-            f"{reading.where}: the coordinator signed for update {sorted(acknowledged - left)[0]}, and no entry says that it left"
+            f"{reading.where}: the coordinator signed for update {sorted(acknowledged - left)[0]}, and no entry "
+            "says that it left"
         )
     if found:
         newest = found[-1][1]

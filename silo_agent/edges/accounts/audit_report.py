@@ -1,4 +1,5 @@
-"""A silo's audit log as one page for whoever answers for its data: what left, under which promise, and what was refused."""
+"""A silo's audit log as one page for whoever answers for its data: what left, under which promise, and what was
+refused."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,9 +11,11 @@ from lorica_security.on_disk.reading import instant, one_line
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """This silo's part of one attempt at a round. `updates` is 1, or more where a transfer began anew; `bytes` of one of them.
+    """This silo's part of one attempt at a round. `updates` is 1, or more where a transfer began anew; `bytes` of one
+    of them.
 
-    `survivors` are the silos of the sum that it helped to unmask, of deltas of `model`, under the link `groups` of the release groups.
+    `survivors` are the silos of the sum that it helped to unmask, of deltas of `model`, under the link `groups` of the
+    release groups.
     """
 
     plan: str
@@ -35,11 +38,12 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of trust.
+    """`bytes` counts each update once; `refused` and `declined` count by rule and by reason; `pins` are changes of
+    trust.
 
-    `decisions` are what people allowed by command: plans, and how their models were compared, release groups, lost memory.
-    `false_models` are those that the coordinator was shown to have handed out, with the file that proves it; `went_back` tells of older
-    models that the silo was led back to.
+    `decisions` are what people allowed by command: plans, and how their models were compared, release groups, lost
+    memory. `false_models` are those that the coordinator was shown to have handed out, with the file that proves it;
+    `went_back` tells of older models that the silo was led back to.
     """
 
     since: int
@@ -134,17 +138,20 @@ def report_of(entries: Iterable[Entry], *, since: int = 0) -> Report:
             case Event.PIN_ADDED | Event.PIN_REMOVED:
                 how = entry.text("how")
                 report.pins.append(
-                    f"{instant(entry.at)} {entry.event.value}: {entry.text('silo')}{how and f' ({how})'}, by {entry.who}"
+                    f"{instant(entry.at)} {entry.event.value}: {entry.text('silo')}{how and f' ({how})'}, by "
+                    f"{entry.who}"
                 )
             case Event.FALSE_MODEL:
                 report.false_models.append(
-                    f"{instant(entry.at)} round {entry.number('round')} of plan {entry.text('plan')[:16]}: model {entry.text('model')[:16]} "
-                    f"in chunk {entry.number('chunk')}; proofs/{entry.text('proof')}, SHA-256 {entry.text('proof_sha256')}"
+                    f"{instant(entry.at)} round {entry.number('round')} of plan {entry.text('plan')[:16]}: model "
+                    f"{entry.text('model')[:16]} in chunk {entry.number('chunk')}; proofs/{entry.text('proof')}, "
+                    f"SHA-256 {entry.text('proof_sha256')}"
                 )
             case Event.MODEL_WENT_BACK:
                 report.went_back.append(
-                    f"{instant(entry.at)} plan {entry.text('plan')[:16]}: back to model {entry.text('model')[:16]} of round "
-                    f"{entry.number('round')}, after one of round {entry.number('accepted_round')} was accepted"
+                    f"{instant(entry.at)} plan {entry.text('plan')[:16]}: back to model {entry.text('model')[:16]} "
+                    f"of round {entry.number('round')}, after one of round {entry.number('accepted_round')} was "
+                    f"accepted"
                 )
             case Event.REPEATED:
                 report.counted.append(f"{instant(entry.at)} {entry.text('what')}: {entry.number('times')} more")
@@ -162,7 +169,10 @@ def _decided(entry: Entry) -> str:
         case Event.PLAN_APPROVED:
             others = ", ".join(other[:16] for other in entry.text("although").split())
             beside = f", although this silo masked under {others}" if others else ""
-            return f"{entry.text('name')} ({entry.text('plan')[:16]}), initial model {entry.text('model') or 'not compared'}{beside}"
+            return (
+                f"{entry.text('name')} ({entry.text('plan')[:16]}), initial model "
+                f"{entry.text('model') or 'not compared'}{beside}"
+            )
         case Event.MEMORY_RESET:
             return entry.text("detail")
         case _:
@@ -174,18 +184,22 @@ def page(report: Report, silo: str) -> str:
     """As people read it."""
     until = instant(report.until) if report.until else "now"
     out = [
-        f"What left silo {silo}, {f'from {instant(report.since)}' if report.since else 'from the beginning'} to {until}",
+        f"What left silo {silo}, {f'from {instant(report.since)}' if report.since else 'from the beginning'} to "
+        f"{until}",
         "",
-        f"{report.rounds_with_an_update} updates, {report.bytes:,} bytes; records, questions, SQL, query results and keys: none",
+        f"{report.rounds_with_an_update} updates, {report.bytes:,} bytes; records, questions, SQL, query results "
+        "and keys: none",
         "",
     ]
     for digest, about in report.plans.items():
         out.append(
-            f"plan {about.get('name', '')} ({digest[:16]}): {about.get('promise', '')}; {about.get('tensors', 0)} tensors"
+            f"plan {about.get('name', '')} ({digest[:16]}): {about.get('promise', '')}; {about.get('tensors', 0)} "
+            "tensors"
         )
     out += [
         "",
-        f"{'when':<20}  {'plan':<16}  {'round':>7}  {'bytes':>15}  {'examples':>8}  {'receipt':<7}  outcome, and what covers it",
+        f"{'when':<20}  {'plan':<16}  {'round':>7}  {'bytes':>15}  {'examples':>8}  {'receipt':<7}  outcome, and "
+        "what covers it",
     ]
     for one in report.parts:
         if not (one.updates or one.keys or one.scores or one.outcome):
@@ -197,7 +211,8 @@ def page(report: Report, silo: str) -> str:
                 "closing round, without training" if 0 < rounds < one.round else "",
                 one.outcome or ("only scores" if one.scores and not one.updates else ""),
                 one.covered_by,
-                f"sum over {one.survivors.replace(' ', ', ')} of model {one.model[:16]}, release groups {one.groups[:16]}"
+                f"sum over {one.survivors.replace(' ', ', ')} of model {one.model[:16]}, release groups "
+                f"{one.groups[:16]}"
                 if one.survivors
                 else "",
                 f"ledger entry {one.ledger_entry}" if one.ledger_entry else "",

@@ -1,4 +1,5 @@
-"""The silo's privacy ledger as its folder holds it, the coordinator's newest receipt beside it, and the guard before both."""
+"""The silo's privacy ledger as its folder holds it, the coordinator's newest receipt beside it, and the guard before
+both."""
 
 import time
 from pathlib import Path
@@ -22,7 +23,8 @@ def guard_of(
     *,
     sharing: SharingPort | None = None,
 ) -> PrivacyGuard:
-    """Of the silo in `folder`, with the budget of its policy, which it has for itself unless `sharing` says otherwise."""
+    """Of the silo in `folder`, with the budget of its policy, which it has for itself unless `sharing` says
+    otherwise."""
     return PrivacyGuard(
         ledger=PrivacyLedgerFile(folder.privacy_ledger),
         heads=journal,
@@ -49,8 +51,8 @@ class LedgerReceiptFile:
             receipt.check(who.coordinator_key, federation=who.federation, silo=who.silo)
         except IntegrityError as error:
             raise IntegrityError(
-                f"{self._path} is not signed by this federation's coordinator for silo {who.silo}: it was edited, or is another "
-                "silo's; put the right one back"
+                f"{self._path} is not signed by this federation's coordinator for silo {who.silo}: it was edited, "
+                "or is another silo's; put the right one back"
             ) from error
         return receipt
 

@@ -2,14 +2,17 @@
 
     key              drawn when the first silo counts here; without it digests tell nothing
     lock             held while a silo looks and spends
-    ID.records       16 bytes for each record that a folder ever trained privately on, sorted: HMAC-SHA256 of question and query, or of a unit
+    ID.records       16 bytes for each record that a folder ever trained privately on, sorted: HMAC-SHA256 of question
+                     and query, or of a unit
     ID.releases      that folder's ledger entries, each once, and durable before they stand in its ledger
 
-ID is the HMAC of the folder's path. What a folder spent is the union of its own ledger and of the entries of every folder with which it
-shares a record, each entry counted once: a folder that was copied has the first entries of the other, and its own from then on. (Entries
-of earlier releases have no nonce and count for each folder that has them.) Nothing is ever taken out: who removes a record from its data has released of it all the same.
+ID is the HMAC of the folder's path. What a folder spent is the union of its own ledger and of the entries of every
+folder with which it shares a record, each entry counted once: a folder that was copied has the first entries of the
+other, and its own from then on. (Entries of earlier releases have no nonce and count for each folder that has them.)
+Nothing is ever taken out: who removes a record from its data has released of it all the same.
 
-Nothing of this leaves the machine. Who steals the registry with its key can test whether a record that they guess is in it.
+Nothing of this leaves the machine. Who steals the registry with its key can test whether a record that they guess is in
+it.
 """
 
 import hmac
@@ -55,7 +58,8 @@ def sharing_of(folder: SiloFolder, configured: str) -> "SharedBudget | NotShared
 
 
 class SharedBudget(SharingPort):
-    """`root` is the registry, a folder of mode 0700 that people made. Raises SharedRecords where what was spent cannot be told."""
+    """`root` is the registry, a folder of mode 0700 that people made. Raises SharedRecords where what was spent cannot
+    be told."""
 
     def __init__(self, root: Path, folder: SiloFolder) -> None:
         self._root, self._folder = root, folder
@@ -78,7 +82,8 @@ class SharedBudget(SharingPort):
                     found |= {(member, entry.digest): entry for entry in self._releases(member)}
             for entry in own:
                 found.pop((mine, entry.digest), None)
-            # What a copied folder has of the other. Without a nonce it may be another silo's release of the same second.
+            # What a copied folder has of the other. Without a nonce it may be another silo's release of the same
+            # second.
             own_copies = {entry.digest for entry in own}
             for (member, digest), entry in list(found.items()):
                 if entry.nonce and digest in own_copies:
@@ -151,13 +156,16 @@ class SharedBudget(SharingPort):
     def _require(self) -> None:
         if not self._root.is_dir():
             raise ConfigurationError(
-                f"[policy] shared_budget {self._root} is not there: mount or restore it; make an empty folder (install -d -m 700) "
-                f'only if no silo has counted there, or set shared_budget = "{APART}" if these records are nobody else\'s'
+                f"[policy] shared_budget {self._root} is not there: mount or restore it; make an empty folder "
+                "(install -d -m 700) "
+                f'only if no silo has counted there, or set shared_budget = "{APART}" if these records are nobody '
+                "else's"
             )
         make_private_folder(self._root)
 
     def _key(self) -> bytes | None:
-        """None where no silo counted here yet. Raises ConfigurationError for another registry than the one this silo counted in."""
+        """None where no silo counted here yet. Raises ConfigurationError for another registry than the one this silo
+        counted in."""
         self._require()
         path = self._root / "key"
         key = read_private(path) if is_there(path) else None
@@ -166,8 +174,10 @@ class SharedBudget(SharingPort):
         known = _remembered(self._folder)
         if known and (key is None or known[0] != _name_of(key)):
             raise ConfigurationError(
-                f"{self._root} is not the registry that this silo counted in before, which was {known[1]}: restore that one; without it "
-                f'nobody knows what others spent. If these records are nobody else\'s, set [policy] shared_budget = "{APART}"'
+                f"{self._root} is not the registry that this silo counted in before, which was {known[1]}: restore "
+                "that one; without it nobody knows what others spent. If these records are nobody else's, set "
+                "[policy] shared_budget = "
+                f'"{APART}"'
             )
         if key is None and self._members():
             raise ConfigurationError(

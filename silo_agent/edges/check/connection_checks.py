@@ -73,7 +73,8 @@ async def refusal_of(credentials: SiloCredentials) -> LoricaError | None:
 
 
 async def check_key_exchange(checks: Checks, credentials: SiloCredentials) -> None:
-    """Tells by what the keys of a connection with the coordinator are agreed; something else than a hybrid keeps nobody away."""
+    """Tells by what the keys of a connection with the coordinator are agreed; something else than a hybrid keeps nobody
+    away."""
     try:
         agreed = await key_exchange(credentials)
     except LoricaError as error:

@@ -1,4 +1,5 @@
-"""What lies in a silo's folder: files and permissions, certificate, clock, the plan that is offered, the privacy budget."""
+"""What lies in a silo's folder: files and permissions, certificate, clock, the plan that is offered, the privacy
+budget."""
 
 import os
 import stat
@@ -113,7 +114,8 @@ def check_budget(
     if rules.require_privacy != "none" and "max_epsilon" not in rules.model_fields_set:
         raise misconfigured(
             Mistake.BUDGET_UNSET.value,
-            f"[policy] require_privacy = {rules.require_privacy!r} without max_epsilon, for which {rules.max_epsilon:g} is taken",
+            f"[policy] require_privacy = {rules.require_privacy!r} without max_epsilon, for which "
+            f"{rules.max_epsilon:g} is taken",
         )
     with (
         closing(_journal(folder, credentials)) as journal,
@@ -133,16 +135,17 @@ def check_budget(
     if bundle is not None and releases and after > rules.max_epsilon:
         raise misconfigured(
             Mistake.BUDGET_SMALL.value,
-            f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to {after:.3g}, "
-            f"[policy] max_epsilon is {rules.max_epsilon:g}",
+            f"the {rounds} rounds of plan {bundle.plan.name} would take this silo from epsilon {spent:.3g} to "
+            f"{after:.3g}, [policy] max_epsilon is {rules.max_epsilon:g}",
         )
     if bundle is not None and releases and counted.joint(releases):  # also of earlier plans
         alone = counted.epsilon_alone(releases, bundle.plan.privacy.unit_field)
         if alone > rules.max_epsilon_alone:
             raise misconfigured(
                 Mistake.BUDGET_SMALL.value,
-                f"if all others whose noise counts worked against this silo, the {rounds} rounds of plan {bundle.plan.name} would take it "
-                f"to epsilon {alone:.3g}, [policy] max_epsilon_alone is {rules.max_epsilon_alone:g}",
+                f"if all others whose noise counts worked against this silo, the {rounds} rounds of plan "
+                f"{bundle.plan.name} would take it to epsilon {alone:.3g}, [policy] max_epsilon_alone is "
+                f"{rules.max_epsilon_alone:g}",
             )
     if bundle is None or not releases:
         further = "no plan was offered yet" if bundle is None else f"plan {bundle.plan.name} spends none"
@@ -155,4 +158,7 @@ def check_budget(
         return f"{told}; together with other folders that count in {sharing.shown}"
     if rules.require_privacy == "none" and not releases:
         return told
-    return f"{told}; counted in this folder alone: nobody notices other folders with the same records ([policy] shared_budget)"
+    return (
+        f"{told}; counted in this folder alone: nobody notices other folders with the same records ([policy] "
+        "shared_budget)"
+    )

@@ -73,7 +73,8 @@ def check_metrics_port(folder: SiloFolder, listen: str) -> str:
 
 
 def check_jail(checks: Checks, walls_of: Callable[[], Walls], *, required: bool) -> bool:
-    """Whether SQL may run: a missing wall keeps it away where the jail is `required`, and is a notice where it is not."""
+    """Whether SQL may run: a missing wall keeps it away where the jail is `required`, and is a notice where it is
+    not."""
     tried: list[Walls] = []
 
     def look() -> str:

@@ -65,7 +65,8 @@ class Mistake(Enum):
     SETTINGS = Misconfiguration(
         "settings-wrong",
         "settings",
-        "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML; or it is gone, or a link to nothing, and this silo had one",
+        "`silo.toml` has an unknown key, a value that is not allowed, or is no TOML; or it is gone, or a link to "
+        "nothing, and this silo had one",
         "correct the key that the line names, or put the file back",
     )
     CERTIFICATE_ENDED = Misconfiguration(
@@ -156,30 +157,35 @@ class Mistake(Enum):
         "pins-few",
         "pinned silos",
         "fewer silos are pinned than the smallest cohort with masks takes",
-        "compare the keys that `silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add NAME KEY`",
+        "compare the keys that `silo-agent trust own` prints at theirs by telephone, then `silo-agent trust add "
+        "NAME KEY`",
     )
     MASKING_MEMORY = Misconfiguration(
         "masking-memory",
         "memory of masked rounds",
-        "`masking/memory` or `lineages.json` is missing, edited, or comes from a backup, or others know of masked rounds that it does not",
+        "`masking/memory` or `lineages.json` is missing, edited, or comes from a backup, or others know of masked "
+        "rounds that it does not",
         "restore both from a backup of today; else silo-agent trust reset-memory",
     )
     GROUPS_DAMAGED = Misconfiguration(
         "groups-damaged",
         "release groups",
         "`release-groups.json` is missing, edited, comes from a backup, or others can read it",
-        "restore it from a backup of today; else silo-agent trust reset-memory: without it this silo would sign a second successor",
+        "restore it from a backup of today; else silo-agent trust reset-memory: without it this silo would sign a "
+        "second successor",
     )
     GROUPS_WAIT = Misconfiguration(
         "groups-wait",
         "release groups",
         "proposed release groups wait for this silo's people",
-        "look with silo-agent groups show, allow them with silo-agent groups approve, or have the operator propose others",
+        "look with silo-agent groups show, allow them with silo-agent groups approve, or have the operator propose "
+        "others",
     )
     GROUPS_PROMISE = Misconfiguration(
         "groups-promise",
         "release groups",
-        "the release groups that this silo holds hold against fewer colluders, or allow smaller sets, than `[policy]` asks for",
+        "the release groups that this silo holds hold against fewer colluders, or allow smaller sets, than "
+        "`[policy]` asks for",
         "have the operator run coordinator groups propose with --colluders and --smallest-group, or lower `[policy]`",
     )
     BUDGET_UNSET = Misconfiguration(
@@ -198,12 +204,14 @@ class Mistake(Enum):
         "budget-small",
         "privacy budget",
         "the budget does not last to the end of the plan's schedule",
-        "raise `[policy] max_epsilon`, or `max_epsilon_alone` for joint noise, or have the operator plan fewer rounds or more noise",
+        "raise `[policy] max_epsilon`, or `max_epsilon_alone` for joint noise, or have the operator plan fewer "
+        "rounds or more noise",
     )
     BUDGET_SHARED = Misconfiguration(
         "budget-shared",
         "privacy budget",
-        "the registry of `[policy] shared_budget` is missing, damaged, open to others, or another than this silo counted in before",
+        "the registry of `[policy] shared_budget` is missing, damaged, open to others, or another than this silo "
+        "counted in before",
         'restore it; set `shared_budget` to its place, or to "none" if no other folder has these records',
     )
     MEMORY = Misconfiguration(
@@ -263,7 +271,8 @@ class Mistake(Enum):
     JAIL = Misconfiguration(
         "sql-jail-missing",
         "jail of SQL",
-        "`[sql] require_jail` is set, and the kernel or the machine lacks a wall of the jail that a model's SQL runs in",
+        "`[sql] require_jail` is set, and the kernel or the machine lacks a wall of the jail that a model's SQL "
+        "runs in",
         "use a kernel with Landlock and install libseccomp2, or set `require_jail = false`",
     )
     DATABASE = Misconfiguration(

@@ -1,8 +1,9 @@
 """`silo-agent check`: what could keep this silo from taking part, found before a round does.
 
-Each check gives an outcome and, where it fails, a remedy; a check whose ground is missing is skipped. What it can find has
-names: misconfigurations.py. The clock is compared with what is known without asking anyone: the validity of this silo's, the
-CA's and the coordinator's certificates, and the time of the journal's last record, after which it cannot be earlier now.
+Each check gives an outcome and, where it fails, a remedy; a check whose ground is missing is skipped. What it can find
+has names: misconfigurations.py. The clock is compared with what is known without asking anyone: the validity of this
+silo's, the CA's and the coordinator's certificates, and the time of the journal's last record, after which it cannot be
+earlier now.
 """
 
 import asyncio
@@ -56,7 +57,8 @@ RECORD = "what people decided"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What checks stand on. `settings` is told whether the folder can be opened, to look there for what `start` was given."""
+    """What checks stand on. `settings` is told whether the folder can be opened, to look there for what `start` was
+    given."""
 
     folder: SiloFolder
     settings: Callable[[bool], Settings]

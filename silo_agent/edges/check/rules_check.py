@@ -1,4 +1,5 @@
-"""Of `silo-agent check`: what this silo's rules and its people's decisions come to, and what people gave up of required masks."""
+"""Of `silo-agent check`: what this silo's rules and its people's decisions come to, and what people gave up of required
+masks."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,7 +31,10 @@ def check_record(policy: SiloPolicy) -> str:
             Mistake.MASKS_UNSAID.value,
             f"this silo masked under {len(masked)} plans, and [policy] does not say whether it always must",
         )
-    return f"people approved {len(record.approved)} plans with plan approve; this silo took part in masked rounds of {len(masked)}"
+    return (
+        f"people approved {len(record.approved)} plans with plan approve; this silo took part in masked rounds of "
+        f"{len(masked)}"
+    )
 
 
 def check_plan(bundle: PlanBundle, policy: SiloPolicy) -> str:
@@ -86,7 +90,8 @@ def check_groups(folder: SiloFolder, credentials: SiloCredentials, policy: SiloP
 
 
 def loosenings(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy) -> Sequence[tuple[str, str]]:
-    """Of a file that is damaged, which a check before has told, nothing is said here; of the rules and of other files all is."""
+    """Of a file that is damaged, which a check before has told, nothing is said here; of the rules and of other files
+    all is."""
     pinned, first, record = 0, 0, Record()
     with suppress(LoricaError):
         peers = trust_store(folder, credentials).peers()

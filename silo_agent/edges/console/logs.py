@@ -1,4 +1,5 @@
-"""structlog, set up once: JSON lines on stderr with time, level and event, each saying which silo, round and phase it is about.
+"""structlog, set up once: JSON lines on stderr with time, level and event, each saying which silo, round and phase it
+is about.
 
 What libraries log goes the same way.
 """
@@ -15,7 +16,8 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class Whereabouts:
-    """A processor: adds `silo`, `phase`, `round` and `attempt` to every line that does not have them; null where there is none.
+    """A processor: adds `silo`, `phase`, `round` and `attempt` to every line that does not have them; null where there
+    is none.
 
     The phase is what the agent is doing (Activity).
     """

@@ -1,7 +1,8 @@
-"""What Prometheus sees of one silo. Counters exist at zero from the start; label sets are closed, never a peer's own words.
+"""What Prometheus sees of one silo. Counters exist at zero from the start; label sets are closed, never a peer's own
+words.
 
-Nothing of the silo's data is in them, nor of what it learnt: what it is at and for how long, what went over the line, how often it
-refused, how its parts of rounds ended, and what they have cost in privacy.
+Nothing of the silo's data is in them, nor of what it learnt: what it is at and for how long, what went over the line,
+how often it refused, how its parts of rounds ended, and what they have cost in privacy.
 """
 
 import time
@@ -77,8 +78,8 @@ class SiloMetrics:
         )
         self.epsilon_spent = gauge(
             "lorica_silo_epsilon_spent",
-            "Epsilon of all private releases of this silo so far, by the filter that holds over all plans, at [policy] max_dp_delta; "
-            "from its first private plan on.",
+            "Epsilon of all private releases of this silo so far, by the filter that holds over all plans, at "
+            "[policy] max_dp_delta; from its first private plan on.",
         )
         self.epsilon_left = gauge("lorica_silo_epsilon_left", "What is left of that; from its first private plan on.")
         self.epsilon_allowed = gauge(
@@ -86,7 +87,8 @@ class SiloMetrics:
         )
         self.epsilon_alone_spent = gauge(
             "lorica_silo_epsilon_alone_spent",
-            "The same towards all others whose noise counts in it, if they worked against this silo; 0 without joint noise.",
+            "The same towards all others whose noise counts in it, if they worked against this silo; 0 without "
+            "joint noise.",
         )
         self.epsilon_alone_allowed = gauge(
             "lorica_silo_epsilon_alone_allowed",
@@ -150,7 +152,8 @@ class SiloMetrics:
 
 @asynccontextmanager
 async def metrics_served(listen: str, folder: Path) -> AsyncIterator[SiloMetrics]:
-    """The silo's metrics, with those of its `folder`, at /metrics of `listen` (ADDRESS:PORT) while inside; an empty one shows nobody.
+    """The silo's metrics, with those of its `folder`, at /metrics of `listen` (ADDRESS:PORT) while inside; an empty one
+    shows nobody.
 
     Raises ConfigurationError where the port is taken or the address is not of this machine.
     """

@@ -7,7 +7,8 @@ from lorica_security.identity.enrolment_token import MAX_PASTED_CHARACTERS, Enro
 
 
 def pasted_token(source: TextIO) -> EnrolmentToken:
-    """As soon as the lines so far are a token; raises ConfigurationError at the end or at an empty line after some that are none."""
+    """As soon as the lines so far are a token; raises ConfigurationError at the end or at an empty line after some that
+    are none."""
     text = ""
     while len(text) <= MAX_PASTED_CHARACTERS:
         line = source.readline(MAX_PASTED_CHARACTERS)

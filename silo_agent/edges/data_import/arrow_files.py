@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files, which pyarrow reads in a process of its own.
 
-pyarrow is no part of a plain installation, and it is C++ that a crafted file can end, or have take all memory: then that process
-ends, and the file is refused. Of what it says, each row is checked.
+pyarrow is no part of a plain installation, and it is C++ that a crafted file can end, or have take all memory: then
+that process ends, and the file is refused. Of what it says, each row is checked.
 """
 
 import importlib.util
@@ -30,11 +30,12 @@ _START = (
 
 
 def arrow_rows(path: Path, shown: str, kind: Literal["parquet", "arrow"], reading: Reading) -> Iterator[Row]:
-    """Raises ConfigurationError where pyarrow is not installed, DataError where the file cannot be read or holds too much."""
+    """Raises ConfigurationError where pyarrow is not installed, DataError where the file cannot be read or holds too
+    much."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigurationError(
-            f"{shown} is a Parquet or Arrow file, and pyarrow is not installed: install Lorica's wheel with [silo,import], or save the data as CSV "
-            "or JSON lines"
+            f"{shown} is a Parquet or Arrow file, and pyarrow is not installed: install Lorica's wheel with "
+            "[silo,import], or save the data as CSV or JSON lines"
         )
     order = {"path": str(path.absolute()), "kind": kind, "wanted": sorted(reading.wanted), "memory_bytes": MAX_MEMORY}
     process = subprocess.Popen(

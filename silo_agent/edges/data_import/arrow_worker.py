@@ -1,7 +1,7 @@
 """The process that reads one Parquet or Arrow file: no environment, few resources, rows out as frames.
 
-Only the columns that count are read, and each batch is validated before it is looked into: a file says what it likes of its own
-offsets.
+Only the columns that count are read, and each batch is validated before it is looked into: a file says what it likes of
+its own offsets.
 """
 
 import os
@@ -18,7 +18,8 @@ _OPEN_FILES = 64
 
 
 def main(order: Mapping[str, Any]) -> None:
-    """Send the columns, each row and how many there were, or why it failed; the parent may end this process at any time."""
+    """Send the columns, each row and how many there were, or why it failed; the parent may end this process at any
+    time."""
     replies = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others take room ahead, which would count as memory

@@ -1,4 +1,5 @@
-"""Rows become the lines of a data folder: each key from the column that it is mapped to, checked as the agent will check it."""
+"""Rows become the lines of a data folder: each key from the column that it is mapped to, checked as the agent will
+check it."""
 
 import json
 import re
@@ -27,7 +28,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One line to be. `more` are keys beside the four of the agent's own that were asked for, such as a patient's number."""
+    """One line to be. `more` are keys beside the four of the agent's own that were asked for, such as a patient's
+    number."""
 
     id: str
     question: str
@@ -47,7 +49,8 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What the command line says of lines. `columns` are those of `--map`, by key; `only` are databases, none meaning all.
+    """What the command line says of lines. `columns` are those of `--map`, by key; `only` are databases, none meaning
+    all.
 
     With `new_ids`, ids are made although there is a column of that name.
     """

@@ -42,7 +42,8 @@ class Findings:
         return sum(count for (of, _), count in self._counts.items() if of == file)
 
     def shown(self) -> Iterator[str]:
-        """One line for each problem that was kept, file by file and line by line, and one for each kind of which there are more."""
+        """One line for each problem that was kept, file by file and line by line, and one for each kind of which there
+        are more."""
         for file in dict.fromkeys(file for file, *_ in self._kept):
             of_file = [entry for entry in self._kept if entry[0] == file]
             for _, line, what, detail in sorted(of_file, key=itemgetter(1)):

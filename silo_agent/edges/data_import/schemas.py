@@ -42,7 +42,8 @@ class Schemas:
 def schemas_of(
     source: Source, *, file: Path | None, database: str | None, db_id: str | None, findings: Findings
 ) -> Schemas:
-    """From `--schema`, `--database`, or what lies in the source; raises ConfigurationError where that is none, or two."""
+    """From `--schema`, `--database`, or what lies in the source; raises ConfigurationError where that is none, or
+    two."""
     if file and database:
         raise ConfigurationError("--schema and --database both say what the tables are: give one of them")
     if database:
@@ -58,7 +59,8 @@ def schemas_of(
         found = {**_entries(path, _parsed(path)), **found}  # test_tables.json has those of tables.json too
     if not found:
         raise ConfigurationError(
-            "nothing says what the tables are: give --schema FILE (a schema.json, or a tables.json as Spider has it) or --database URL"
+            "nothing says what the tables are: give --schema FILE (a schema.json, or a tables.json as Spider has "
+            "it) or --database URL"
         )
     return Schemas({}, found)
 

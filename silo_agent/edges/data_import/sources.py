@@ -5,7 +5,8 @@ A folder may be of any of these layouts; no program that lies in one is ever run
     Spider          tables.json, train_spider.json, train_others.json, dev.json, test.json
     BIRD            train_tables.json and train.json, dev_tables.json and dev.json, in the folder or in folders of it
     datasets        what Hugging Face datasets writes with save_to_disk: state.json names the files of a folder
-    anything else   files of one format, each named for its split or in a folder that is, as in repositories of data sets
+    anything else   files of one format, each named for its split or in a folder that is, as in repositories of data
+                    sets
 """
 
 import json
@@ -134,7 +135,8 @@ def _spider(folder: Path) -> Source:
     ]
     if not tables or not files:
         raise DataError(
-            f"{folder} is not laid out as Spider is: it needs tables.json and {', '.join(f'{stem}.json' for stem in _SPIDER)}"
+            f"{folder} is not laid out as Spider is: it needs tables.json and "
+            f"{', '.join(f'{stem}.json' for stem in _SPIDER)}"
         )
     return Source(files=tuple(files), tables=tables)
 
@@ -151,7 +153,8 @@ def _bird(folder: Path) -> Source:
     found = list(_bird_tables(folder))
     if not found:
         raise DataError(
-            f"{folder} is not laid out as BIRD is: it needs train.json beside train_tables.json, or dev.json beside dev_tables.json"
+            f"{folder} is not laid out as BIRD is: it needs train.json beside train_tables.json, or dev.json beside "
+            "dev_tables.json"
         )
     files = (SourceFile(path, _shown(path, folder), Format.JSON, split) for _, path, split in found)
     return Source(files=tuple(files), tables=tuple(tables for tables, *_ in found), columns={"query": "SQL"})
@@ -176,8 +179,8 @@ def _of_folder(folder: Path, given: Format | None) -> tuple[SourceFile, ...]:
     unsaid = [file for file in files if file.split is None]
     if unsaid and len(unsaid) < len(files):
         raise DataError(
-            f"{folder}: the name of {visible(unsaid[0].shown)} says not whether it is train, dev or test, as others here do: rename it, or "
-            "import the files that belong together from a folder of their own"
+            f"{folder}: the name of {visible(unsaid[0].shown)} says not whether it is train, dev or test, as others "
+            "here do: rename it, or import the files that belong together from a folder of their own"
         )
     return files
 
@@ -200,7 +203,8 @@ def _regular(path: Path) -> None:
     """Raises DataError for what cannot be read to its end; to open a pipe waits for who writes into it."""
     if not path.is_file():
         raise DataError(
-            f"{visible(str(path))} is no file, but a pipe, a socket, a device or a link that leads nowhere: move it away"
+            f"{visible(str(path))} is no file, but a pipe, a socket, a device or a link that leads nowhere: move it "
+            "away"
         )
 
 

@@ -1,6 +1,7 @@
 """Which split each line is of: as the source says it, or so that no template, or no group, is in two of them.
 
-The same lines are divided in the same way wherever and in whatever order they are read: groups are taken by the hash of their name.
+The same lines are divided in the same way wherever and in whatever order they are read: groups are taken by the hash of
+their name.
 """
 
 import hashlib
@@ -30,7 +31,8 @@ class Division:
 def divide(examples: Sequence[Imported], *, by: str | None, shares: Mapping[Split, float]) -> Division:
     """`by` is SOURCE, TEMPLATE or a key of lines; None is SOURCE where the source has splits, else TEMPLATE.
 
-    `shares` are those of dev and test where these are made. Raises ConfigurationError or DataError where they cannot be.
+    `shares` are those of dev and test where these are made. Raises ConfigurationError or DataError where they cannot
+    be.
     """
     templates = Templates()
     group = {example.id: templates.of(example.query) for example in examples}
@@ -87,8 +89,8 @@ def _divided(
         left = [name for name in left if name not in set(taken)]
     if not splits.get("dev"):
         raise DataError(
-            f"{len(examples):,} lines cannot be divided by {what}: all have one {what}; give --split-by id to divide them line by "
-            "line, or a KEY that they differ in"
+            f"{len(examples):,} lines cannot be divided by {what}: all have one {what}; give --split-by id to "
+            "divide them line by line, or a KEY that they differ in"
         )
     chosen = {name: {example.id for example in lines} for name, lines in splits.items()}
     held_out = set().union(*chosen.values())

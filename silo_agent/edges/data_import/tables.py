@@ -47,7 +47,8 @@ class Reading:
     wanted: Collection[str]
 
     def has_columns(self, shown: str, columns: Sequence[str]) -> bool:
-        """Whether a file with these columns can be read; else that is a problem, with a proposal where one is missing."""
+        """Whether a file with these columns can be read; else that is a problem, with a proposal where one is
+        missing."""
         twice = [name for name, count in Counter(columns).items() if name and count > 1]
         if twice:
             self.findings.problem(shown, 0, f"column {shortened(twice[0])} stands twice: rename one of them")
@@ -72,7 +73,8 @@ _USUAL = {"question": ("nl", "utterance", "nl_question"), "query": ("sql", "sql_
 
 
 def delimited(path: Path, shown: str, reading: Reading, *, delimiter: str = "") -> Iterator[Row]:
-    """Of a file with a line of column names; without `delimiter`, whichever of DELIMITERS makes most columns of that line."""
+    """Of a file with a line of column names; without `delimiter`, whichever of DELIMITERS makes most columns of that
+    line."""
     findings = reading.findings
     with opened_text(path, shown, reading.encoding, findings) as source:
         lines = source.lines()

@@ -1,7 +1,7 @@
 """The template of a statement: what is left of it without values and names.
 
-Two questions whose SQL has one template differ in names and values alone; a model that has seen one of them has seen the other's
-structure. So a template belongs to one split.
+Two questions whose SQL has one template differ in names and values alone; a model that has seen one of them has seen
+the other's structure. So a template belongs to one split.
 """
 
 import logging
@@ -42,8 +42,8 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)
 class Templates:
     """Remembers what it has parsed: statements that differ in values alone are parsed once.
 
-    Values are gone before a statement is parsed. So a template is that of the statement alone, whatever was parsed before it: a parser
-    looks into some values, such as the unit of an interval or the path into a document.
+    Values are gone before a statement is parsed. So a template is that of the statement alone, whatever was parsed
+    before it: a parser looks into some values, such as the unit of an interval or the path into a document.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A text file as lines of characters: UTF-8 or UTF-16 by its first bytes, else the encoding that was given.
 
-A byte that the encoding does not have is a problem with its line, and reading goes on. An encoding of 8 bits has all bytes, so a file
-that is UTF-8 from its first byte to its last is a problem where another encoding was given.
+A byte that the encoding does not have is a problem with its line, and reading goes on. An encoding of 8 bits has all
+bytes, so a file that is UTF-8 from its first byte to its last is a problem where another encoding was given.
 """
 
 import codecs
@@ -127,7 +127,8 @@ class _Watched(io.RawIOBase):
 
 @contextmanager
 def opened_text(path: Path, shown: str, given: str, findings: Findings) -> Iterator[TextSource]:
-    """`given` is the encoding of a file that does not say it itself. Raises DataError naming the file where it cannot be read."""
+    """`given` is the encoding of a file that does not say it itself. Raises DataError naming the file where it cannot
+    be read."""
     try:
         with _unpacked(path) as file:
             watched = _Watched(file)
@@ -144,7 +145,8 @@ def opened_text(path: Path, shown: str, given: str, findings: Findings) -> Itera
                 findings.problem(
                     shown,
                     0,
-                    f"looks like UTF-8, not {_shown(encoding)}: leave --encoding out; if it is {_shown(encoding)}, save it as UTF-8",
+                    f"looks like UTF-8, not {_shown(encoding)}: leave --encoding out; if it is {_shown(encoding)}, "
+                    "save it as UTF-8",
                 )
     except UnicodeDecodeError:
         findings.problem(shown, 0, "ends within a character: copy it again")

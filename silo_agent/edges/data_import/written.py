@@ -1,4 +1,5 @@
-"""The data folder of an import: made whole or not at all, and read back as the agent reads it before it gets its name."""
+"""The data folder of an import: made whole or not at all, and read back as the agent reads it before it gets its
+name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, DataLimits, l
 
 
 def write_folder(folder: Path, division: Division, schemas: Sequence[Schema]) -> None:
-    """Its owner alone may look into it. Raises ConfigurationError where `folder` holds anything, StorageError, and DataError."""
+    """Its owner alone may look into it. Raises ConfigurationError where `folder` holds anything, StorageError, and
+    DataError."""
     with files.new_folder(folder, files.PRIVATE_FOLDER_MODE) as work:
         for name, lines in division.splits.items():
             if lines:

@@ -1,4 +1,5 @@
-"""A sealed record that counts its changes, so that what is noted of the count elsewhere shows that it was lost or put back."""
+"""A sealed record that counts its changes, so that what is noted of the count elsewhere shows that it was lost or put
+back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ Content = TypeVar("Content", bound=CountedContent)
 
 @dataclass(frozen=True, slots=True)
 class Notes(Generic[Content]):
-    """What is noted elsewhere of a record. `check` raises PolicyRefusal unless a file of so many changes is the newest that there was.
+    """What is noted elsewhere of a record. `check` raises PolicyRefusal unless a file of so many changes is the newest
+    that there was.
 
     `note` is durable when it returns, and raises PolicyRefusal where this silo's memory of masked rounds is not whole.
     """
@@ -75,6 +77,7 @@ class CountedRecord(PrivateRecord[Content]):
 
 
 def require_plausible(number: int, what: str) -> None:
-    """Raises ConfigurationError for a number of a file that anybody may have written, and that is too large to go on from."""
+    """Raises ConfigurationError for a number of a file that anybody may have written, and that is too large to go on
+    from."""
     if number > MOST_UNPROVEN:
         raise ConfigurationError(f"{what} is {number}, beyond {MOST_UNPROVEN}")

@@ -18,7 +18,8 @@ _NAME, _STARTS = "instance_name", "instance_starts"
 
 
 def next_instance(journal: RoundJournal, folder: Path) -> bytes:
-    """The instance of the process that asks, 16 bytes; every call counts as a start. The caller holds the folder's lock.
+    """The instance of the process that asks, 16 bytes; every call counts as a start. The caller holds the folder's
+    lock.
 
     Raises StorageError.
     """

@@ -4,12 +4,12 @@
 whole. Names are digests alone, which were parsed as 32 bytes: no peer chooses a path.
 
 A part is begun in the file of a model that is not needed any more, `spare`, where there is one: to write over pages and
-blocks that a file has already costs a tenth of the time of new ones. What that file held is taken for nothing but what it
-is: a chunk is held if it has its digest.
+blocks that a file has already costs a tenth of the time of new ones. What that file held is taken for nothing but what
+it is: a chunk is held if it has its digest.
 
 Nothing here is synced to disk. A kill loses nothing that was written, and what a power cut takes is found by its digest
-when a later process looks, and fetched again: models are the coordinator's, and the wait for a disk would be on the way of
-every round.
+when a later process looks, and fetched again: models are the coordinator's, and the wait for a disk would be on the way
+of every round.
 """
 
 import os
@@ -60,7 +60,8 @@ class PartialModel:
         return self.due / self.manifest.chunks
 
     def arrive(self, data: bytes | memoryview) -> None:
-        """The chunk that is due; `append` keeps it. Raises MalformedMessage for another size: what waits is counted in chunks."""
+        """The chunk that is due; `append` keeps it. Raises MalformedMessage for another size: what waits is counted in
+        chunks."""
         self.manifest.check_chunk_size(self.due, data)
         self.due += 1
 
@@ -134,7 +135,8 @@ class ModelCache:
         return mark
 
     def open_partial(self, model: Digest, header: ModelHeader, *, anew: bool = False) -> PartialModel:
-        """What there is of a model, to go on after its last whole chunk, or `anew` with its first; raises StorageError."""
+        """What there is of a model, to go on after its last whole chunk, or `anew` with its first; raises
+        StorageError."""
         path = self._part(model)
         files.write_private(
             self._header_file(model), model_header_to_wire(header).SerializeToString(deterministic=True)
@@ -154,7 +156,8 @@ class ModelCache:
         return PartialModel(descriptor, header.manifest, held, path, closed)
 
     def prune(self, model: Digest, *, coming: bool = False) -> None:
-        """Delete all but `model` and the newest others, by the time they were last asked for; one file becomes the spare.
+        """Delete all but `model` and the newest others, by the time they were last asked for; one file becomes the
+        spare.
 
         With `coming`, before `model` is here, at least one other stays: `silo-agent ask` has its use for it.
         """
@@ -171,7 +174,8 @@ class ModelCache:
 
     @contextmanager
     def held(self, model: Digest, beside: Path) -> Iterator[Path | None]:
-        """The whole model under a second name in `beside`, which nothing prunes meanwhile; None where it is not here."""
+        """The whole model under a second name in `beside`, which nothing prunes meanwhile; None where it is not
+        here."""
         with tempfile.TemporaryDirectory(prefix="held-", dir=beside) as folder:
             link = Path(folder) / "model"
             try:

@@ -1,7 +1,7 @@
 """Plan bundles on disk, by digest: with the round model, all that `ask` and a restarted agent need.
 
-A plan that the policy refused is kept apart, so that people can look at it; the newest alone, or a coordinator that offers
-plan after plan would fill the disk.
+A plan that the policy refused is kept apart, so that people can look at it; the newest alone, or a coordinator that
+offers plan after plan would fill the disk.
 """
 
 from collections.abc import Sequence

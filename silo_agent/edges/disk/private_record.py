@@ -30,7 +30,8 @@ _held = threading.local()
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """No other process or thread changes the records in `folder` within the block, in which they may be changed. Raises StorageError."""
+    """No other process or thread changes the records in `folder` within the block, in which they may be changed. Raises
+    StorageError."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -74,8 +75,9 @@ class PrivateRecord(Generic[Content]):
     def read(self, *, whoever_wrote_it: bool = False) -> Content:
         """What the file says, and a new one of its kind where there is no file.
 
-        `whoever_wrote_it`, people take over what is there: its seal does not matter, and what does not parse is as good as no file.
-        Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, StorageError.
+        `whoever_wrote_it`, people take over what is there: its seal does not matter, and what does not parse is as good
+        as no file. Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it,
+        StorageError.
         """
         if not is_there(self._path):
             return self._kind()
@@ -93,7 +95,8 @@ class PrivateRecord(Generic[Content]):
         return content
 
     def change(self, edit: Callable[[Content], Content], *, whoever_wrote_it: bool = False, make: bool = True) -> None:
-        """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or raises.
+        """Replace what is there by what `edit` makes of it, durably; nothing is written when that is the same, or
+        raises.
 
         Where there is no file, one that says nothing is made, unless `make` is false.
         """

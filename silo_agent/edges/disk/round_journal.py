@@ -247,8 +247,8 @@ class RoundJournal:
     def new_update_file(self, key: RoundKey) -> Path:
         """Writes over the update before: to write over a file costs a tenth of the time of a new one.
 
-        An order for this attempt is the end of every other, so that update is of no use; it is forgotten before its file is
-        another's.
+        An order for this attempt is the end of every other, so that update is of no use; it is forgotten before its
+        file is another's.
         """
         path = self.update_file(key)
         with self._transaction() as connection:
@@ -381,7 +381,8 @@ class RoundJournal:
             sync_folder(self._updates)
         except OSError as error:
             raise StorageError(
-                f"{old} cannot be kept for attempt {key.attempt} of round {key.round} ({error.strerror}): start the agent again"
+                f"{old} cannot be kept for attempt {key.attempt} of round {key.round} ({error.strerror}): start the "
+                "agent again"
             ) from error
 
     def _delete_residuals(self, *, of_all_but: Digest) -> None:

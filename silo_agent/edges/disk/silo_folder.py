@@ -31,7 +31,8 @@ class SiloFolder:
 
     @property
     def next_identity_key(self) -> Path:
-        """A successor that the coordinator may not know yet; there while `silo-agent identity rotate` is not finished."""
+        """A successor that the coordinator may not know yet; there while `silo-agent identity rotate` is not
+        finished."""
         return self.root / "identity.next"
 
     @property

@@ -1,12 +1,16 @@
-"""The release groups that this silo holds, in `release-groups.json` of its folder: the newest link, what it signed, what people approved.
+"""The release groups that this silo holds, in `release-groups.json` of its folder: the newest link, what it signed,
+what people approved.
 
 Rules that hold whatever the coordinator offers:
 
-- a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are pinned here, and
-  under earlier ones where enough others went on from it (`group_return.stand_by`);
-- one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature back;
-- a link that promises less than this silo's policy asks for, or so much that nothing could follow it, is refused, whoever signed it;
-- what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor taken.
+- a link is taken only after the one that this silo holds, with the signatures that it needs, under the keys that are
+  pinned here, and under earlier ones where enough others went on from it (`group_return.stand_by`);
+- one successor of a link is signed, and that is on disk before the signature leaves; people alone take a signature
+  back;
+- a link that promises less than this silo's policy asks for, or so much that nothing could follow it, is refused,
+  whoever signed it;
+- what `group_changes.objection` finds is for this silo's people: until they approve, the link is neither signed nor
+  taken.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +55,8 @@ from silo_wire.codecs.groups_codec import GroupsOffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedLink:
-    """A link, and whose signatures under it this silo finds good, cannot check for want of a pinned key, and finds false."""
+    """A link, and whose signatures under it this silo finds good, cannot check for want of a pinned key, and finds
+    false."""
 
     link: Link
     good: tuple[SiloName, ...]
@@ -74,7 +79,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What came of an offer: links that this silo holds now and did not before, what it has to sign, what waits for its people.
+    """What came of an offer: links that this silo holds now and did not before, what it has to sign, what waits for its
+    people.
 
     `refused`: why what is proposed is refused, and is not for people to allow.
     """
@@ -86,10 +92,11 @@ class Taken:
 
 
 class GroupChain:
-    """Each call reads the file. `pinned` gives the peers whose keys count, as of now, `earlier` the keys that they and this silo had before.
+    """Each call reads the file. `pinned` gives the peers whose keys count, as of now, `earlier` the keys that they and
+    this silo had before.
 
-    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal where `keeper`
-    knows of a newer one, StorageError.
+    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal
+    where `keeper` knows of a newer one, StorageError.
     """
 
     def __init__(
@@ -164,9 +171,11 @@ class GroupChain:
         )
 
     def take(self, offer: GroupsOffer) -> Taken:
-        """Take the links that follow, and keep what is proposed; what is to be signed is on disk as signed when this returns.
+        """Take the links that follow, and keep what is proposed; what is to be signed is on disk as signed when this
+        returns.
 
-        Raises PolicyRefusal for links that do not follow from what this silo holds, or lack signatures; nothing of them is kept.
+        Raises PolicyRefusal for links that do not follow from what this silo holds, or lack signatures; nothing of them
+        is kept.
         """
         taken = Taken()
         if not offer.links and offer.proposed is None and self.is_new:
@@ -184,9 +193,11 @@ class GroupChain:
         return taken
 
     def approve(self, digest: str) -> tuple[Link, str]:
-        """People allow what is proposed, or what is held; the link, and what they were told. Raises StateError for any other.
+        """People allow what is proposed, or what is held; the link, and what they were told. Raises StateError for any
+        other.
 
-        What is held waits for them again where policy asks for more than when it was taken, or what they had approved was dropped.
+        What is held waits for them again where policy asks for more than when it was taken, or what they had approved
+        was dropped.
         """
         told: tuple[Link, str] | None = None
 
@@ -196,7 +207,8 @@ class GroupChain:
             signed = next((one for one in (proposed, held) if one and one.link.digest.hex() == digest), None)
             if signed is None:
                 raise StateError(
-                    f"no release groups {digest} are proposed or held: `silo-agent groups show` has what is, with its digest"
+                    f"no release groups {digest} are proposed or held: `silo-agent groups show` has what is, with "
+                    "its digest"
                 )
             link = signed.link
             head = None if held is None or signed is held else held.link
@@ -217,10 +229,11 @@ class GroupChain:
         return told
 
     def withdraw(self, digest: str) -> int | None:
-        """People take a signature back, so that another successor may be signed: towards the others this silo then counts as a colluder.
+        """People take a signature back, so that another successor may be signed: towards the others this silo then
+        counts as a colluder.
 
-        The number of the link, which need not be proposed any more; None where nothing here tells. Raises StateError for one that
-        stands, or that this silo did not sign to follow what it holds.
+        The number of the link, which need not be proposed any more; None where nothing here tells. Raises StateError
+        for one that stands, or that this silo did not sign to follow what it holds.
         """
         number: int | None = None
 
@@ -266,8 +279,9 @@ class GroupChain:
                 if link.number == head.number and link != head:
                     raise PolicyRefusal(
                         RELEASE_GROUPS,
-                        f"release groups {link.number} are {link.digest.hex()[:16]} at the coordinator, this silo holds "
-                        f"{head.digest.hex()[:16]}: somebody signed two; ask the other silos' people which they hold",
+                        f"release groups {link.number} are {link.digest.hex()[:16]} at the coordinator, this silo "
+                        f"holds {head.digest.hex()[:16]}: somebody signed two; ask the other silos' people which they "
+                        f"hold",
                     )
                 before = link
                 continue
@@ -293,8 +307,9 @@ class GroupChain:
     ) -> tuple[ChainContent, tuple[Link, ...], str | None]:
         """For a silo whose name signed with a key that it does not have: it lost its folder, and enrolled again.
 
-        It cannot check its own earlier signature, nor those of silos that left. People find out which link stands: the one whose digest
-        they approved is taken, where all whose keys are pinned signed as they must, and then what follows that one.
+        It cannot check its own earlier signature, nor those of silos that left. People find out which link stands: the
+        one whose digest they approved is taken, where all whose keys are pinned signed as they must, and then what
+        follows that one.
         """
         before: Link | None = None
         for signed in offer.links:
@@ -338,12 +353,13 @@ class GroupChain:
         if needed:
             raise PolicyRefusal(
                 RELEASE_GROUPS,
-                f"release groups {signed.link.number} ({signed.link.digest.hex()[:16]}) lack {needed} signatures that this silo can "
-                f"check, of {', '.join(sorted(silos))}",
+                f"release groups {signed.link.number} ({signed.link.digest.hex()[:16]}) lack {needed} signatures "
+                f"that this silo can check, of {', '.join(sorted(silos))}",
             )
 
     def _noted(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, str | None, str | None]:
-        """What is proposed, kept for people to look at, where it follows what this silo holds; why it waits, or is refused."""
+        """What is proposed, kept for people to look at, where it follows what this silo holds; why it waits, or is
+        refused."""
         if offer.proposed is None:
             return content, None, None
         held = self._link(content.held)
@@ -358,7 +374,8 @@ class GroupChain:
         return content, self._objection(content, head, offer.proposed), None
 
     def _refused(self, head: Link | None, link: Link) -> str | None:
-        """Why this silo has no part in a link that promises what nothing could follow, or less than its policy asks for.
+        """Why this silo has no part in a link that promises what nothing could follow, or less than its policy asks
+        for.
 
         None: it has, or what the link promises is no concern of it.
         """
@@ -366,7 +383,8 @@ class GroupChain:
         return out_of_reach(link) or (too_little(link, self._asks) if concerned else None)
 
     def _signed(self, content: ChainContent, offer: GroupsOffer) -> tuple[ChainContent, tuple[Link, ...]]:
-        """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature is not there."""
+        """With what this silo signs now noted: the newest link that it holds and what is to follow, where its signature
+        is not there."""
         held, proposed = self._link(content.held), self._link(content.proposed)
         to_sign: list[Link] = []
         for one in (held, proposed):
@@ -388,8 +406,9 @@ class GroupChain:
                     continue  # the others went another way than this silo had signed
                 raise PolicyRefusal(
                     RELEASE_GROUPS,
-                    f"release groups {digest[:16]} are proposed, and this silo has signed {content.signed[before][:16]} in their place: "
-                    "its people take that back with `silo-agent groups withdraw`, if the others never took it",
+                    f"release groups {digest[:16]} are proposed, and this silo has signed "
+                    f"{content.signed[before][:16]} in their place: its people take that back with `silo-agent groups "
+                    "withdraw`, if the others never took it",
                 )
             content = content.model_copy(update={"signed": {**content.signed, before: digest}})
             to_sign.append(link)
@@ -468,6 +487,7 @@ def _check_on_the_way(content: ChainContent, offer: GroupsOffer) -> None:
         ours = next(reversed(content.signed.values()))
         raise PolicyRefusal(
             RELEASE_GROUPS,
-            f"the release groups that stand have a signature in this silo's name by another key, and this silo signed {ours} in their "
-            f"place: ask the people of the other silos which they hold, then take it back with `silo-agent groups withdraw {ours}`",
+            "the release groups that stand have a signature in this silo's name by another key, and this silo "
+            f"signed {ours} in their place: ask the people of the other silos which they hold, then take it back with "
+            f"`silo-agent groups withdraw {ours}`",
         )

@@ -1,10 +1,11 @@
 """What a silo that was away, or comes back with nothing, can still find out about the release groups that it is shown.
 
-Who was away finds links that nobody signs again, while their signers have other keys since. Who signs a link holds the one before it:
-by what was signed later a link is known that others took when it was new (`stand_by`).
+Who was away finds links that nobody signs again, while their signers have other keys since. Who signs a link holds the
+one before it: by what was signed later a link is known that others took when it was new (`stand_by`).
 
-Who lost its folder and enrolled again finds earlier signatures of its own by a key that it does not have, and of silos that left it has
-no keys. So the link that stands is what its people are told by people of the others, and the silo checks all the rest.
+Who lost its folder and enrolled again finds earlier signatures of its own by a key that it does not have, and of silos
+that left it has no keys. So the link that stands is what its people are told by people of the others, and the silo
+checks all the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +35,12 @@ def stand_by(
     earlier: EarlierKeys,
     colluders: int,
 ) -> frozenset[SiloName]:
-    """Who of those that sign `signed`, but for `silo`, shows that it took it, by more than a signature of its pinned key.
+    """Who of those that sign `signed`, but for `silo`, shows that it took it, by more than a signature of its pinned
+    key.
 
-    That is who signed a link after it with its pinned key. Are these more than collude, then one of them does not, and took `signed` by
-    the keys of then. So signatures count, too, of keys that were followed, or removed, since. In what nobody went on from they do not:
-    who has a key that was given up signs nothing new with it.
+    That is who signed a link after it with its pinned key. Are these more than collude, then one of them does not, and
+    took `signed` by the keys of then. So signatures count, too, of keys that were followed, or removed, since. In what
+    nobody went on from they do not: who has a key that was given up signs nothing new with it.
     """
     voters = (previous or signed.link).members - {silo}
     present = {name: pinned[name] for name in voters & pinned.keys()}
@@ -57,7 +59,8 @@ def stand_by(
 def lacks(previous: Link | None, signed: SignedLink, silo: SiloName, pinned: Keys) -> str | None:
     """Why `signed` does not stand for `silo`; None: it does.
 
-    Of a first link all members that are pinned sign, of another as many of its predecessor's as if it had no others; one at least.
+    Of a first link all members that are pinned sign, of another as many of its predecessor's as if it had no others;
+    one at least.
     """
     link = signed.link
     known = {name: pinned[name] for name in (previous or link).members & pinned.keys() - {silo}}
@@ -66,18 +69,21 @@ def lacks(previous: Link | None, signed: SignedLink, silo: SiloName, pinned: Key
     if missing <= 0:
         return None
     return (
-        f"release groups {link.number} ({link.digest.hex()[:16]}) lack {missing} signatures of silos whose keys this silo's people "
-        f"pinned: of those who sign these are {', '.join(sorted(known)) or 'none'}; compare keys and pin them with `silo-agent trust add`"
+        f"release groups {link.number} ({link.digest.hex()[:16]}) lack {missing} signatures of silos whose keys "
+        f"this silo's people pinned: of those who sign these are {', '.join(sorted(known)) or 'none'}; compare keys "
+        f"and pin them with `silo-agent trust add`"
     )
 
 
 def to_compare(signed: SignedLink, silo: SiloName, others: frozenset[SiloName], of_another_key: bool) -> str | None:
-    """What people of a silo that holds nothing compare about `signed`, with the people of the `others`; None: it is a first link like any other."""
+    """What people of a silo that holds nothing compare about `signed`, with the people of the `others`; None: it is a
+    first link like any other."""
     link = signed.link
     if silo not in link.members or (link.number == 1 and not of_another_key):
         return None
     named = ", ".join(sorted(link.members & others)) or "the others"
     return (
         "this silo holds no release groups before these, and cannot check all that was signed: have the people of "
-        f"{named} read out the digest that `silo-agent groups show` says they hold, all 64 characters, and approve no other"
+        f"{named} read out the digest that `silo-agent groups show` says they hold, all 64 characters, and approve "
+        "no other"
     )

@@ -1,4 +1,5 @@
-"""This silo's release groups between its folder and the coordinator. What it signs, and what its people decide, is in its audit log."""
+"""This silo's release groups between its folder and the coordinator. What it signs, and what its people decide, is in
+its audit log."""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ def group_chain(folder: SiloFolder, credentials: SiloCredentials, policy: SiloPo
 
 
 def _earlier_keys(folder: SiloFolder, credentials: SiloCredentials, store: TrustStore) -> EarlierKeys:
-    """Newest first: what led to each pin that counts, and to this silo's own key, and keys whose pins people removed."""
+    """Newest first: what led to each pin that counts, and to this silo's own key, and keys whose pins people
+    removed."""
     own = [public_key_from_bytes(it.key) for it in reversed(predecessors(folder, credentials))]
     removed = store.removed_keys()
     followed = {it.silo: it.predecessors for it in store.trusted()}
@@ -51,7 +53,8 @@ def _earlier_keys(folder: SiloFolder, credentials: SiloCredentials, store: Trust
 def small_by_approval(
     folder: SiloFolder, credentials: SiloCredentials, policy: SiloPolicy
 ) -> Sequence[tuple[str, str]]:
-    """What it costs that its people approved a smaller group of this silo's than policy asks for; nothing of a file that is damaged."""
+    """What it costs that its people approved a smaller group of this silo's than policy asks for; nothing of a file
+    that is damaged."""
     try:
         link = group_chain(folder, credentials, policy).head
     except LoricaError:
@@ -64,7 +67,10 @@ def small_by_approval(
     if small == (credentials.silo,):
         cost = "this silo can be told apart from all others: two sums, subtracted, are of it alone"
     else:
-        cost = f"{', '.join(small)} can be told apart from all others, smallest_group is {least}: sums, subtracted, are of these alone"
+        cost = (
+            f"{', '.join(small)} can be told apart from all others, smallest_group is {least}: sums, subtracted, "
+            "are of these alone"
+        )
     return (("groups approve", f"{cost}. Nothing but noise under silo-level privacy hides what it learnt then"),)
 
 
@@ -116,7 +122,8 @@ class ReleaseGroups:
         return taken.waits
 
     def _pin(self, offer: GroupsOffer, first: bool) -> None:
-        """Pins move where the pinned key named a successor. Keys are taken on first use before the first link, and never after."""
+        """Pins move where the pinned key named a successor. Keys are taken on first use before the first link, and
+        never after."""
         for one in offer.identities:
             if one.silo == self._credentials.silo:
                 continue
@@ -137,10 +144,10 @@ class ReleaseGroups:
 def _behind(head: Link) -> str:
     groups = " ".join(",".join(group) for group in head.partition.groups)
     return (
-        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones or none, and does not take "
-        "these back. Where `coordinator groups show` says that none stand, have the operator run "
-        f"`coordinator groups take-back {head.digest.hex()}`, once people of other silos have read out that digest too. Else the "
-        "coordinator's log says whose signatures it cannot check: have the operator run "
-        f"`coordinator groups propose {groups} --colluders {head.promise.colluders} --smallest-group {head.promise.smallest_group}`: those who "
-        "hold these sign again without a word of people"
+        f"this silo holds release groups {head.number} ({head.digest.hex()[:16]}), the coordinator has older ones "
+        "or none, and does not take these back. Where `coordinator groups show` says that none stand, have the "
+        f"operator run `coordinator groups take-back {head.digest.hex()}`, once people of other silos have read out "
+        f"that digest too. Else the coordinator's log says whose signatures it cannot check: have the operator run "
+        f"`coordinator groups propose {groups} --colluders {head.promise.colluders} --smallest-group "
+        f"{head.promise.smallest_group}`: those who hold these sign again without a word of people"
     )

@@ -1,7 +1,8 @@
 """The silo's keys and what it learnt at enrolment and since. Private keys are made here and never leave this folder.
 
-All of it is stored only after the coordinator's answer was verified, so a failed enrolment leaves nothing behind. A renewal
-replaces one file, which holds the TLS key, its certificate and the trust bundle: whatever a crash interrupts, they fit.
+All of it is stored only after the coordinator's answer was verified, so a failed enrolment leaves nothing behind. A
+renewal replaces one file, which holds the TLS key, its certificate and the trust bundle: whatever a crash interrupts,
+they fit.
 """
 
 import json
@@ -43,7 +44,8 @@ _SINCE = b"Trusted-Since: "
 class SiloCredentials:
     """Who this silo is, how it proves it, and whom it believes. `address` is host:port of the coordinator.
 
-    `trusted_since`: when `trust` took the place of the bundle before, by the coordinator's signed word; 0 until it has given it.
+    `trusted_since`: when `trust` took the place of the bundle before, by the coordinator's signed word; 0 until it has
+    given it.
     """
 
     federation: FederationName
@@ -84,13 +86,16 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def refuse_second_enrolment(folder: SiloFolder) -> None:
-    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new ones.
+    """Raises StateError where a silo's keys already are, ConfigurationError for a passphrase that could not protect new
+    ones.
 
-    Keys of an enrolment that was cut off are erased: its token is spent, and the coordinator takes another silo's keys with the next one.
+    Keys of an enrolment that was cut off are erased: its token is spent, and the coordinator takes another silo's keys
+    with the next one.
     """
     passphrase_of(os.environ)  # found out before a token is spent
     if folder.begun.exists() and not any(path.exists() for path in (folder.enrolment, folder.audit, folder.journal)):
-        # A kill cut it off: its keys are nobody's. Had it ended, what follows would be there as well, whatever became of enrolment.json.
+        # A kill cut it off: its keys are nobody's. Had it ended, what follows would be there as well, whatever became
+        # of enrolment.json.
         erase(folder.identity_key)
         erase(folder.tls)
         folder.begun.unlink()
@@ -155,11 +160,12 @@ def succession_is_finished(folder: SiloFolder) -> bool:
 
 
 def check_settled(folder: SiloFolder) -> None:
-    """Raise StateError while a succession of the identity key is not finished: what is sealed may have the seal of either key."""
+    """Raise StateError while a succession of the identity key is not finished: what is sealed may have the seal of
+    either key."""
     if is_there(folder.next_identity_key) and not succession_is_finished(folder):
         raise StateError(
-            f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; `silo-agent start` "
-            "finishes it, and so does `silo-agent identity rotate`"
+            f"{folder.next_identity_key} is there: a rotation of the identity key was begun and not finished; "
+            "`silo-agent start` finishes it, and so does `silo-agent identity rotate`"
         )
 
 

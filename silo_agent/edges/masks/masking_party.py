@@ -1,4 +1,5 @@
-"""Who this silo is in secure aggregation, whom it trusts and whom it is summed with, as its folder says when an order comes."""
+"""Who this silo is in secure aggregation, whom it trusts and whom it is summed with, as its folder says when an order
+comes."""
 
 from collections.abc import Callable
 
@@ -20,8 +21,8 @@ def party_of(
 ) -> Callable[[Mask], Party]:
     """What `Masking` asks for with each order. A pin moves where the pinned key named a successor.
 
-    What changes so is entered into `log`. A pin of first use counts where the policy still has that. It raises PolicyRefusal for a key that is not
-    the pinned one, ConfigurationError for a damaged file of pins.
+    What changes so is entered into `log`. A pin of first use counts where the policy still has that. It raises
+    PolicyRefusal for a key that is not the pinned one, ConfigurationError for a damaged file of pins.
     """
     store = trust_store(folder, credentials, first_use=policy.rules.trust_on_first_use)
     chain = group_chain(folder, credentials, policy)

@@ -32,8 +32,8 @@ def model_checks(
     goes_back: Callable[[Digest, Digest, int, int], None],
     checked: Callable[[int], None] = lambda chunks: None,
 ) -> ModelChecks:
-    """As the silo's policy has it. `proves` is told of proofs and their files, `checked` how many chunks were found right; `goes_back` as
-    `ModelChecks` has it.
+    """As the silo's policy has it. `proves` is told of proofs and their files, `checked` how many chunks were found
+    right; `goes_back` as `ModelChecks` has it.
     """
     return ModelChecks(
         policy.rules.verify,
@@ -57,9 +57,11 @@ def check_party_of(folder: SiloFolder, credentials: SiloCredentials, policy: Sil
 
 
 def examine(folder: SiloFolder, credentials: SiloCredentials, file: Path) -> FalseChunk:
-    """What the proof in `file`, this silo's or another one's, proves of the coordinator, by the keys that are pinned here.
+    """What the proof in `file`, this silo's or another one's, proves of the coordinator, by the keys that are pinned
+    here.
 
-    Raises StateError where this silo has no such plan, ConfigurationError for a file that cannot be read, and as `examined` does.
+    Raises StateError where this silo has no such plan, ConfigurationError for a file that cannot be read, and as
+    `examined` does.
     """
     try:
         with file.open("rb") as opened:

@@ -1,4 +1,5 @@
-"""What this silo still has of a round whose model it checks: its masked vector and the model before, which so need not travel again.
+"""What this silo still has of a round whose model it checks: its masked vector and the model before, which so need not
+travel again.
 
 Nothing here is trusted: a chunk counts only if it is what the manifest says, which the evidence names.
 """

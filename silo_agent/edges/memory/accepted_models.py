@@ -1,4 +1,5 @@
-"""Which round models this silo accepted under masks, by which evidence, in `accepted.json` of its folder; and proofs, in `proofs`."""
+"""Which round models this silo accepted under masks, by which evidence, in `accepted.json` of its folder; and proofs,
+in `proofs`."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -123,7 +124,8 @@ class AcceptedModels:
         self._record.change(edit)
 
     def bind(self, evidence: Evidence) -> None:
-        """Note that this is the evidence of its attempt. Raises PolicyRefusal where the coordinator showed other evidence of it before."""
+        """Note that this is the evidence of its attempt. Raises PolicyRefusal where the coordinator showed other
+        evidence of it before."""
         attempt, digest = evidence.attempt, evidence.digest.hex()
 
         def edit(content: _Content) -> _Content:
@@ -132,14 +134,16 @@ class AcceptedModels:
                 raise refused(
                     attempt,
                     f"the coordinator signed two that differ, {before[:12]} before and {digest[:12]} now",
-                    "nothing was changed; compare both with the other silos, and stop until its operator has explained it",
+                    "nothing was changed; compare both with the other silos, and stop until its operator has "
+                    "explained it",
                 )
             return content.model_copy(update={"shown": {**content.shown, attempt.digest.hex(): digest}})
 
         self._record.change(edit)
 
     def drawn(self, evidence: bytes, draw: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """What `draw` gave when it was asked for this evidence first: noted before anybody can know of it, and never forgotten."""
+        """What `draw` gave when it was asked for this evidence first: noted before anybody can know of it, and never
+        forgotten."""
         chunks: Sequence[int] = ()
 
         def edit(content: _Content) -> _Content:
@@ -151,7 +155,8 @@ class AcceptedModels:
         return chunks
 
     def found(self, evidence: bytes, chunks: Collection[int]) -> Collection[int]:
-        """All chunks that this silo ever found right, these among them. It is forgotten once every chunk of this evidence was checked."""
+        """All chunks that this silo ever found right, these among them. It is forgotten once every chunk of this
+        evidence was checked."""
         found = frozenset(chunks)
 
         def edit(content: _Content) -> _Content:
@@ -166,7 +171,8 @@ class AcceptedModels:
 
 
 def keep_proof(folder: Path, proof: Proof) -> Path:
-    """Write `proof` into `folder`, where nothing is deleted; the file, one for each evidence and chunk. Raises StorageError."""
+    """Write `proof` into `folder`, where nothing is deleted; the file, one for each evidence and chunk. Raises
+    StorageError."""
     evidence = proof.checkable.evidence
     plan, made = evidence.attempt.plan.hex()[:16], evidence.attempt.round
     path = folder / f"{plan}-round-{made}-chunk-{proof.chunk}-{evidence.digest.hex()[:16]}.proof"

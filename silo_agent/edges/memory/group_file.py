@@ -1,4 +1,5 @@
-"""What `release-groups.json` of a silo's folder says: the newest link, what this silo signed, what people approved; and what is noted of it."""
+"""What `release-groups.json` of a silo's folder says: the newest link, what this silo signed, what people approved; and
+what is noted of it."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
@@ -42,7 +43,8 @@ class ChainContent(CountedContent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsNote:
-    """What stands elsewhere of a chain: how often its file changed, the number of the link that was held, and what was signed last."""
+    """What stands elsewhere of a chain: how often its file changed, the number of the link that was held, and what was
+    signed last."""
 
     changes: int = 0
     number: int = 0

@@ -16,8 +16,8 @@ from silo_agent.edges.memory.group_file import REMEDY, ChainContent, GroupsNote,
 class Left:
     """What is left of release-groups.json, for people who decide about it.
 
-    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal stands in it;
-    `ours`, whether this silo wrote it.
+    `held` and `lost` are numbers of links, 0 where there is none; `approvals`, whether people's word or a proposal
+    stands in it; `ours`, whether this silo wrote it.
     """
 
     held: int
@@ -45,9 +45,11 @@ def take_over(
 ) -> GroupsNote:
     """By word of people what is there counts from now on, whoever wrote it. Raises ConfigurationError, StorageError.
 
-    Unless it is `proven` that this silo wrote the file, and last, what it says of people's approvals and of proposed links is
-    dropped; where somebody else wrote it, the link that is held, too: its signatures are checked when it is offered again. Where links that are `known` of were lost, none before them is held, no key is taken on first use, and the successor
-    that was signed last stays the only one. `as_held`: people say that no link was lost, whatever number is noted.
+    Unless it is `proven` that this silo wrote the file, and last, what it says of people's approvals and of proposed
+    links is dropped; where somebody else wrote it, the link that is held, too: its signatures are checked when it is
+    offered again. Where links that are `known` of were lost, none before them is held, no key is taken on first use,
+    and the successor that was signed last stays the only one. `as_held`: people say that no link was lost, whatever
+    number is noted.
     """
     note = known
     ours = _is_ours(path, seal)

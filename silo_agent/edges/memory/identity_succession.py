@@ -8,8 +8,9 @@
     6. the audit log            says so
     7. identity.next            is deleted
 
-While identity.next is there nothing is done under either key: before step 2 the old one would still do, after it only the new one, and
-this silo cannot tell which it is. The agent finishes what was begun as it starts, and so does the same command again.
+While identity.next is there nothing is done under either key: before step 2 the old one would still do, after it only
+the new one, and this silo cannot tell which it is. The agent finishes what was begun as it starts, and so does the same
+command again.
 """
 
 import os
@@ -56,8 +57,8 @@ Tell = Callable[[SiloCredentials], None]
 """Hears of the credentials after a succession while it can still be repeated: after a kill it hears twice."""
 
 _REMEDY = (
-    "restore it from backup, or move it away: what this silo signed with earlier keys is then nobody's here, and silos that did not "
-    "follow yet compare its key by telephone"
+    "restore it from backup, or move it away: what this silo signed with earlier keys is then nobody's here, and "
+    "silos that did not follow yet compare its key by telephone"
 )
 
 
@@ -86,8 +87,8 @@ class Predecessor:
 def predecessors(folder: SiloFolder, credentials: SiloCredentials) -> tuple[Predecessor, ...]:
     """The identity keys of this silo before the present one, oldest first.
 
-    Raises ConfigurationError for a file that this silo did not seal, or whose statements do not lead to the present key, StateError
-    where that is so because a succession is not finished.
+    Raises ConfigurationError for a file that this silo did not seal, or whose statements do not lead to the present
+    key, StateError where that is so because a succession is not finished.
     """
     try:
         content = _record(folder, credentials.identity, credentials.identity_key).read()
@@ -113,7 +114,8 @@ async def succeed(
     *,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> SiloCredentials:
-    """Begin a succession, or finish the one that was begun; the credentials after it. The caller holds the folder's lock.
+    """Begin a succession, or finish the one that was begun; the credentials after it. The caller holds the folder's
+    lock.
 
     Raises StateError while an attempt of secure aggregation is open here, and what `send` raises; then the old key is
     still this silo's, and the new one waits for another try.
@@ -192,7 +194,8 @@ def _record(folder: SiloFolder, identity: Identity, key: Ed25519PrivateKey) -> P
     present = public_key_bytes(key.public_key())
 
     def check(content: _Predecessors) -> None:
-        """Raises LoricaError unless each key named the next, and the last the present one or, in the midst of it, its successor."""
+        """Raises LoricaError unless each key named the next, and the last the present one or, in the midst of it, its
+        successor."""
         following = [bytes.fromhex(line.key) for line in content.keys[1:]]
         for line, after in zip(content.keys, [*following, present], strict=False):
             old, named = bytes.fromhex(line.key), bytes.fromhex(line.successor)
@@ -215,6 +218,6 @@ def _require_no_attempt(folder: SiloFolder, credentials: SiloCredentials) -> Non
             event.root.erase()
     if events:
         raise StateError(
-            "secure aggregation is under way here, and knows this silo by its present identity key: run `silo-agent start` "
-            "until the round has been summed, stop it, and try again"
+            "secure aggregation is under way here, and knows this silo by its present identity key: run `silo-agent "
+            "start` until the round has been summed, stop it, and try again"
         )

@@ -1,9 +1,10 @@
 """Under which plans this silo has masked, and every model that it saw under them, in `lineages.json` of its folder.
 
-It stands apart from `masking/memory`, so that each of the two shows that the other was lost, or comes from a backup: a silo that
-forgot could be led into two sums over one delta. Each counts its own changes and notes the other's count; a change is written where
-it is made, then noted in the other. So a kill leaves a note one behind, and what comes from a backup is behind the other's
-note. Where both were put back, others find it out (secure_aggregation/silo/memory.py), and it is noted here what they saw.
+It stands apart from `masking/memory`, so that each of the two shows that the other was lost, or comes from a backup: a
+silo that forgot could be led into two sums over one delta. Each counts its own changes and notes the other's count; a
+change is written where it is made, then noted in the other. So a kill leaves a note one behind, and what comes from a
+backup is behind the other's note. Where both were put back, others find it out (secure_aggregation/silo/memory.py), and
+it is noted here what they saw.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +68,8 @@ class _Lineages(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """Where a kill left a note one behind, which is made up for before the next change: in this file, or in masking/memory."""
+    """Where a kill left a note one behind, which is made up for before the next change: in this file, or in
+    masking/memory."""
 
     lineages: bool
     memory: bool
@@ -99,8 +101,8 @@ class Lineages:
     def saw(self, bundle: PlanBundle, model: Digest, number: int | None = None) -> bool:
         """Note, durably, that `model` is a model of this plan, which has masks; whether that is a change.
 
-        `number`: it is the one after that round, 0 before the first; None: whichever. Raises PolicyRefusal where another one was, and
-        for more models than the plan can have.
+        `number`: it is the one after that round, 0 before the first; None: whichever. Raises PolicyRefusal where
+        another one was, and for more models than the plan can have.
         """
         plan = bundle.plan
 
@@ -110,15 +112,15 @@ class Lineages:
             if len(models) > max(len(known.models), plan.schedule.rounds + 1 + MORE_MODELS):
                 raise PolicyRefusal(
                     "one_model",
-                    f"{model} would be model {len(models)} of plan {plan.name}, which has {plan.schedule.rounds} rounds: ask the operator, "
-                    "whose coordinator hands out more than there can be",
+                    f"{model} would be model {len(models)} of plan {plan.name}, which has {plan.schedule.rounds} "
+                    "rounds: ask the operator, whose coordinator hands out more than there can be",
                 )
             handed = known.handed if number is None else {str(number): model, **known.handed}
             if number is not None and handed[str(number)] != model:
                 raise PolicyRefusal(
                     "one_model",
-                    f"{model} is handed out as plan {plan.name}'s after round {number}, where this silo had {handed[str(number)]} before: "
-                    "have the operator hand out that one, or offer a new plan",
+                    f"{model} is handed out as plan {plan.name}'s after round {number}, where this silo had "
+                    f"{handed[str(number)]} before: have the operator hand out that one, or offer a new plan",
                 )
             noted = known.model_copy(
                 update={
@@ -134,7 +136,8 @@ class Lineages:
         return self._change(edit)
 
     def note(self, forgotten: Forgotten) -> bool:
-        """Note, durably, what others saw of this silo and it does not remember: until its people have spoken `check` refuses.
+        """Note, durably, what others saw of this silo and it does not remember: until its people have spoken `check`
+        refuses.
 
         Whether that is a change.
         """
@@ -174,21 +177,24 @@ class Lineages:
         return GroupsNote(changes=noted.changes, number=max(noted.number, int(masked)), signed=noted.signed)
 
     def check_groups(self, changes: int) -> None:
-        """Raise PolicyRefusal unless a release-groups.json of so many changes is as new as this file, and this file as new as it."""
+        """Raise PolicyRefusal unless a release-groups.json of so many changes is as new as this file, and this file as
+        new as it."""
         _check_count("release-groups.json", self._record.read().groups.changes, changes)
 
     def check_pins(self, changes: int) -> None:
-        """Raise PolicyRefusal unless a peers.json of so many changes is as new as this file, and this file as new as it."""
+        """Raise PolicyRefusal unless a peers.json of so many changes is as new as this file, and this file as new as
+        it."""
         _check_count("peers.json", self._record.read().pins, changes)
 
     def mark(self, memory: SiloMemory) -> None:
-        """Note, durably, that this is what the silo remembers now. Raises PolicyRefusal unless the change before is noted here."""
+        """Note, durably, that this is what the silo remembers now. Raises PolicyRefusal unless the change before is
+        noted here."""
 
         def edit(content: _Lineages) -> _Lineages:
             if not content.sequence <= memory.sequence <= content.sequence + 1:
                 raise lost(
-                    f"lineages.json is missing or comes from a backup: it is to note change {memory.sequence} of masking/memory, and "
-                    f"knows of {content.sequence}"
+                    f"lineages.json is missing or comes from a backup: it is to note change {memory.sequence} of "
+                    f"masking/memory, and knows of {content.sequence}"
                 )
             return _marked(content, memory)
 
@@ -207,7 +213,8 @@ class Lineages:
         if memory is None:
             if content.sequence or content.changes > 1 or any(rounds.values()):
                 raise lost(
-                    "masking/memory is missing, and lineages.json says that this silo has masked, or was about to, or has pinned others"
+                    "masking/memory is missing, and lineages.json says that this silo has masked, or was about to, "
+                    "or has pinned others"
                 )
             return Behind(lineages=False, memory=content.changes == 1)
         counts = (
@@ -225,23 +232,24 @@ class Lineages:
                 )
             if it.round > rounds[it.plan] and memory.sequence == content.sequence:
                 raise lost(
-                    f"lineages.json comes from a backup: it knows of round {rounds[it.plan]} of plan {it.plan.hex()[:16]}, "
-                    f"masking/memory of round {it.round}"
+                    f"lineages.json comes from a backup: it knows of round {rounds[it.plan]} of plan "
+                    f"{it.plan.hex()[:16]}, masking/memory of round {it.round}"
                 )
         for plan, joined in rounds.items():
             last = memory.of(plan)
             if joined > (0 if last is None else last.round):
                 raise lost(
-                    f"masking/memory comes from a backup: lineages.json knows of round {joined} of plan {plan.hex()[:16]}, it of "
-                    f"{'none' if last is None else f'round {last.round}'}"
+                    f"masking/memory comes from a backup: lineages.json knows of round {joined} of plan "
+                    f"{plan.hex()[:16]}, it of {'none' if last is None else f'round {last.round}'}"
                 )
         return Behind(lineages=memory.sequence > content.sequence, memory=known < content.changes)
 
     def reset(self, memory: SiloMemory, known: int, groups: GroupsNote, pins: int) -> tuple[SiloMemory, int]:
-        """Begin anew, durably, by word of people, from what is left of both: how `memory` is to be, and how many changes it knows of.
+        """Begin anew, durably, by word of people, from what is left of both: how `memory` is to be, and how many
+        changes it knows of.
 
-        Every round that either file knows of is taken for answered, under counts that neither has had. What others saw of this
-        silo is known to it from then on.
+        Every round that either file knows of is taken for answered, under counts that neither has had. What others saw
+        of this silo is known to it from then on.
         """
         after: tuple[SiloMemory, int] | None = None
 
@@ -293,7 +301,8 @@ def _check_left(content: _Lineages) -> None:
         require_plausible(number, what)
     if 2 * len(content.plans) > MAX_PLANS or len(content.forgotten) > MAX_ANNOUNCED:
         raise ConfigurationError(
-            f"it names {len(content.plans)} plans and {len(content.forgotten)} advertisements, more than this silo can remember"
+            f"it names {len(content.plans)} plans and {len(content.forgotten)} advertisements, more than this silo "
+            "can remember"
         )
 
 
@@ -308,7 +317,8 @@ def _check_count(name: str, known: int, changes: int) -> None:
         return
     which = name if changes < known else "lineages.json"
     raise lost(
-        f"{which} is missing or comes from a backup: lineages.json knows of change {known} of {name}, which is of change {changes}"
+        f"{which} is missing or comes from a backup: lineages.json knows of change {known} of {name}, which is of "
+        f"change {changes}"
     )
 
 
@@ -330,6 +340,6 @@ def _unknown(content: _Lineages, memory: SiloMemory | None) -> dict[bytes, str]:
 def lost(what: str) -> PolicyRefusal:
     return PolicyRefusal(
         MASKING_MEMORY,
-        f"{what}, in the folder of this silo, which could be led into two sums over one delta: restore both from a backup of "
-        f"today, or have its people decide with `{RESET}`",
+        f"{what}, in the folder of this silo, which could be led into two sums over one delta: restore both from a "
+        f"backup of today, or have its people decide with `{RESET}`",
     )

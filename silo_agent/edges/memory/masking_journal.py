@@ -1,11 +1,14 @@
 """What survives the agent's process of secure aggregation, in a private folder.
 
     memory      what this silo has taken part in, over all attempts: kept
-    attempt     the events of the attempt under way, the first of them with its root secret: overwritten, then deleted at its end
+    attempt     the events of the attempt under way, the first of them with its root secret: overwritten, then deleted
+                at its end
     vector      the masked vector that was made in it, and vector.manifest
-    spare       the file of an earlier attempt's vector, of which nothing remains to be kept from anyone: it is written over
+    spare       the file of an earlier attempt's vector, of which nothing remains to be kept from anyone: it is written
+                over
 
-The memory has this silo's seal, and so has `lineages.json`. An event is its length and its bytes, which hold a digest of their own. Everything is durable when a call returns.
+The memory has this silo's seal, and so has `lineages.json`. An event is its length and its bytes, which hold a digest
+of their own. Everything is durable when a call returns.
 """
 
 import os
@@ -62,7 +65,8 @@ class MaskingJournal:
     """Raises StorageError when a file cannot be read or written, IntegrityError when one does not parse."""
 
     def __init__(self, folder: Path, federation: FederationName, seal: Seal, silo: SiloName | None = None) -> None:
-        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, of `release-groups.json` and `peers.json`."""
+        """`folder` lies in the silo's own, where `lineages.json` notes each change of the memory, of
+        `release-groups.json` and `peers.json`."""
         make_private_folder(folder)
         self._seal = seal
         self._root = folder.parent
@@ -84,15 +88,16 @@ class MaskingJournal:
         return memory or SiloMemory()
 
     def remember(self, memory: SiloMemory) -> None:
-        """The next change of the memory. Raises as `memory` does, and PolicyRefusal for what does not follow what is there."""
+        """The next change of the memory. Raises as `memory` does, and PolicyRefusal for what does not follow what is
+        there."""
         with alone(self._root):
             before, known = self._whole()
             if memory == before:
                 return
             if memory.sequence != before.sequence + 1:
                 raise lost(
-                    f"masking/memory was changed by somebody else: it is of change {before.sequence}, what this process was to remember "
-                    f"of change {memory.sequence}"
+                    f"masking/memory was changed by somebody else: it is of change {before.sequence}, what this "
+                    f"process was to remember of change {memory.sequence}"
                 )
             self._write(memory, known)
             self._lineages.mark(memory)
@@ -106,7 +111,8 @@ class MaskingJournal:
         self._note(lambda: self._lineages.note(forgotten))
 
     def check_groups(self, changes: int) -> None:
-        """Raise PolicyRefusal, under the same rule, unless a release-groups.json of so many changes is the newest that there was."""
+        """Raise PolicyRefusal, under the same rule, unless a release-groups.json of so many changes is the newest that
+        there was."""
         try:
             self._lineages.check_groups(changes)
         except ConfigurationError as error:
@@ -141,8 +147,9 @@ class MaskingJournal:
     def reset(self, *, groups_as_held: bool = False) -> SiloMemory:
         """Take what is left of memory, lineages, release groups and pins for all there was, by word of people.
 
-        What any knows of is answered. Of a file that nothing proves to be this silo's newest, what people approved is dropped.
-        `groups_as_held`: people say that the release groups that are left are the newest, whatever number is noted.
+        What any knows of is answered. Of a file that nothing proves to be this silo's newest, what people approved is
+        dropped. `groups_as_held`: people say that the release groups that are left are the newest, whatever number is
+        noted.
         """
         with alone(self._root):
             left, known = self._left()
@@ -177,27 +184,31 @@ class MaskingJournal:
             if is_there(self._lineages.path) and not self._lineages.is_proven(known):
                 rounds = ", ".join(f"{at} of plan {plan}" for plan, at in self._lineages.said()[:_SHOWN]) or "none"
                 found.append(
-                    f"nothing proves what lineages.json says, which counts from then on: last rounds {rounds}, release groups {noted}"
+                    f"nothing proves what lineages.json says, which counts from then on: last rounds {rounds}, "
+                    f"release groups {noted}"
                 )
             if noted > max(groups.held, 1):  # 1: any will do
                 found.append(
-                    f"release groups {groups.held or 'none'} are here and number {noted} is noted: until groups {noted} are offered this "
-                    f"silo masks nothing; where people know that there never were such, `{RESET}` takes {AS_HELD}"
+                    f"release groups {groups.held or 'none'} are here and number {noted} is noted: until groups "
+                    f"{noted} are offered this silo masks nothing; where people know that there never were such, "
+                    f"`{RESET}` takes {AS_HELD}"
                 )
             if not groups.ours:
                 found.append(
-                    "nothing proves what release-groups.json says, which is dropped: links are taken again when they are offered, with the "
-                    "signatures that they need; approve again what `silo-agent groups show` asks for"
+                    "nothing proves what release-groups.json says, which is dropped: links are taken again when "
+                    "they are offered, with the signatures that they need; approve again what `silo-agent groups "
+                    "show` asks for"
                 )
             elif groups.approvals and not self._groups_proven(known):
                 found.append(
-                    "nothing proves what release-groups.json says of people's approvals, which are dropped: approve again what "
-                    "`silo-agent groups show` asks for"
+                    "nothing proves what release-groups.json says of people's approvals, which are dropped: approve "
+                    "again what `silo-agent groups show` asks for"
                 )
             if not self._pins_proven(known):
                 found.append(
-                    "nothing proves what peers.json says, which counts from then on, and no key is taken on first use any more: compare "
-                    "each key of `silo-agent trust list` with that silo's people before the agent is started"
+                    "nothing proves what peers.json says, which counts from then on, and no key is taken on first "
+                    "use any more: compare each key of `silo-agent trust list` with that silo's people before the "
+                    "agent is started"
                 )
         return tuple(found)
 
@@ -207,7 +218,8 @@ class MaskingJournal:
         return max(left.held, 1) < max(self._lineages.groups().number, left.lost)
 
     def _groups_proven(self, known: int) -> bool:
-        """Whether this silo wrote release-groups.json, and nothing newer. `known` is what masking/memory knows of lineages.json."""
+        """Whether this silo wrote release-groups.json, and nothing newer. `known` is what masking/memory knows of
+        lineages.json."""
         return self._lineages.is_proven(known) and self._holds(
             lambda: self._lineages.check_groups(changes_of(self._groups, self._seal))
         )
@@ -308,7 +320,8 @@ class MaskingJournal:
         append_private(self._attempt, len(body).to_bytes(_LENGTH_BYTES, "little") + body)
 
     def new_vector_file(self) -> Path:
-        """Where the vector of the attempt is to be written, over what is there: room that a file has already costs next to nothing."""
+        """Where the vector of the attempt is to be written, over what is there: room that a file has already costs next
+        to nothing."""
         if self._spare.exists() and not self.vector_file.exists():
             self._spare.replace(self.vector_file)
         return self.vector_file

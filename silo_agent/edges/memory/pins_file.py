@@ -1,4 +1,5 @@
-"""What `peers.json` of a silo's folder says: whose identity keys are pinned, since when and how, and after which others."""
+"""What `peers.json` of a silo's folder says: whose identity keys are pinned, since when and how, and after which
+others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPeer:
-    """`how` is how the first key of this peer was pinned; `predecessors` were followed to the present one, newest first.
+    """`how` is how the first key of this peer was pinned; `predecessors` were followed to the present one, newest
+    first.
 
-    They are for what was signed at their time, evidence of old rounds and release groups that others went on from, and for nothing else.
+    They are for what was signed at their time, evidence of old rounds and release groups that others went on from, and
+    for nothing else.
     """
 
     silo: SiloName
@@ -98,10 +101,11 @@ def changes_of(path: Path, seal: Seal) -> int:
 def take_over(
     path: Path, federation: FederationName, own: SiloName | None, seal: Seal, known: int, *, proven: bool
 ) -> int:
-    """By word of people what is there counts from now on, whoever wrote it: how often it changed, more than the `known` times.
+    """By word of people what is there counts from now on, whoever wrote it: how often it changed, more than the `known`
+    times.
 
-    Unless it is `proven` that this silo wrote the file, and last, nobody is pinned on first use any more: people may have removed
-    the pin. Raises ConfigurationError, StorageError.
+    Unless it is `proven` that this silo wrote the file, and last, nobody is pinned on first use any more: people may
+    have removed the pin. Raises ConfigurationError, StorageError.
     """
     if not known and not is_there(path):
         return 0

@@ -1,4 +1,5 @@
-"""What this silo's people decided by command and what it has masked, as its folder says now: what `SiloPolicy` asks for."""
+"""What this silo's people decided by command and what it has masked, as its folder says now: what `SiloPolicy` asks
+for."""
 
 from collections.abc import Callable
 

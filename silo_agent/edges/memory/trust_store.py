@@ -1,4 +1,5 @@
-"""Whose identity keys this silo has pinned, in `peers.json` of its folder, sealed, each change noted in `lineages.json`.
+"""Whose identity keys this silo has pinned, in `peers.json` of its folder, sealed, each change noted in
+`lineages.json`.
 
 People pin a peer's key after comparing it by a way of their own (`silo-agent trust add`): the coordinator runs the
 federation's authority and could make up silos. Rules that hold whoever asks:
@@ -70,8 +71,8 @@ class PinsKeeper(Protocol):
 class TrustStore:
     """The pins of one silo. Each call reads the file: what people changed holds from the next attempt on.
 
-    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal where `keeper`
-    knows of a newer one, StorageError.
+    Raises ConfigurationError naming the file when it is damaged, edited, or when others can read it, PolicyRefusal
+    where `keeper` knows of a newer one, StorageError.
     """
 
     def __init__(
@@ -105,7 +106,8 @@ class TrustStore:
     def removed_keys(self) -> Mapping[SiloName, Sequence[Ed25519PublicKey]]:
         """Keys whose pins people removed, newest first.
 
-        For evidence of rounds that this silo helped to sum, release groups that others went on from, and for nothing else.
+        For evidence of rounds that this silo helped to sum, release groups that others went on from, and for nothing
+        else.
         """
         return {
             SiloName(silo): tuple(map(key_of_text, keys)) for silo, keys in self._record.read().removed_keys.items()
@@ -122,8 +124,9 @@ class TrustStore:
     def add(self, silo: SiloName, key: Ed25519PublicKey, *, succession: bytes | None = None) -> Taken:
         """Pin what this silo's people compared; a second key of a pinned silo needs `succession`, signed by the first.
 
-        Raises ConfigurationError for this silo's own name or a key that stands for another silo, Conflict for another key,
-        IntegrityError for a statement that the pinned key did not sign, StateError where there is no pin to succeed.
+        Raises ConfigurationError for this silo's own name or a key that stands for another silo, Conflict for another
+        key, IntegrityError for a statement that the pinned key did not sign, StateError where there is no pin to
+        succeed.
         """
         taken = Taken.KNOWN
 
@@ -166,9 +169,11 @@ class TrustStore:
         self._record.change(edit)
 
     def follow(self, silo: SiloName, key: Ed25519PublicKey, successions: Sequence[Succession]) -> None:
-        """Move the pin of `silo` to `key`, where signed steps lead there from the pinned one; nothing happens otherwise.
+        """Move the pin of `silo` to `key`, where signed steps lead there from the pinned one; nothing happens
+        otherwise.
 
-        The pinned key's owner names its successor, whoever relays it. What is not led to stays refused where it is used.
+        The pinned key's owner names its successor, whoever relays it. What is not led to stays refused where it is
+        used.
         """
         line = self._record.read().peers.get(silo)
         if line is None or line.identity_key == text_of_key(key):
@@ -218,14 +223,14 @@ class TrustStore:
             if content.taken_over:
                 raise PolicyRefusal(
                     TRUSTED_PEERS,
-                    f"peers.json was taken over with `{RESET}`, so that nobody knows whether the pin of silo {silo} was removed: this "
-                    "silo's people alone add one, with `silo-agent trust add`",
+                    f"peers.json was taken over with `{RESET}`, so that nobody knows whether the pin of silo {silo} "
+                    "was removed: this silo's people alone add one, with `silo-agent trust add`",
                 )
             if not self._first_use:
                 raise PolicyRefusal(
                     "trust_on_first_use",
-                    f"no key is pinned for silo {silo}, which comes with {self._text(silo, key)}: compare that with its "
-                    f"people, then `silo-agent trust add {silo} KEY`",
+                    f"no key is pinned for silo {silo}, which comes with {self._text(silo, key)}: compare that with "
+                    f"its people, then `silo-agent trust add {silo} KEY`",
                 )
             return self._with(content, silo, new_line(key, How.FIRST_USE, self._now()))
 
@@ -238,7 +243,8 @@ class TrustStore:
         check_peers(content, self._own.federation, SiloName(self._own.name), self._own_key)
 
     def _check_free(self, content: Peers, silo: SiloName, key: Ed25519PublicKey) -> None:
-        """Raises ConfigurationError when name or key belong to another pin: one silo could take two seats of a cohort."""
+        """Raises ConfigurationError when name or key belong to another pin: one silo could take two seats of a
+        cohort."""
         if silo == self._own.name:
             raise ConfigurationError(f"{silo} is this silo itself: it needs no pin")
         if key == self._own_key:
@@ -264,8 +270,8 @@ class TrustStore:
     def _two_keys(self, pinned: PinnedPeer, key: Ed25519PublicKey) -> str:
         return (
             f"silo {pinned.silo} is pinned with {self._text(pinned.silo, pinned.key)}, another key is refused: "
-            f"{self._text(pinned.silo, key)}; take it with a succession statement signed by the pinned key, or, once its "
-            f"people confirm that the old key is lost, after `silo-agent trust remove {pinned.silo}`"
+            f"{self._text(pinned.silo, key)}; take it with a succession statement signed by the pinned key, or, "
+            f"once its people confirm that the old key is lost, after `silo-agent trust remove {pinned.silo}`"
         )
 
     def _with(self, content: Peers, silo: SiloName, line: Line) -> Peers:

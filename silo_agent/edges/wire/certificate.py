@@ -68,9 +68,8 @@ class SiloCertificate:
 def checked(who: SiloCredentials, key: TlsPrivateKey, answer: RenewalAnswer, *, now: datetime) -> SiloCredentials:
     """The credentials after a renewal.
 
-    Raises IntegrityError for a trust bundle that the pinned coordinator did not sign, or that is older than the one that is held,
-    or a certificate for another key;
-    AuthenticationError for one that is not this silo's, valid now.
+    Raises IntegrityError for a trust bundle that the pinned coordinator did not sign, or that is older than the one
+    that is held, or a certificate for another key; AuthenticationError for one that is not this silo's, valid now.
     """
     trust = answer.check_trust(who.coordinator_key, federation=who.federation, held_since=who.trusted_since)
     certificate = parse_certificate(answer.certificate_pem)

@@ -1,4 +1,5 @@
-"""A gRPC channel to the coordinator: its certificate must carry the federation's own name, whatever address is dialled."""
+"""A gRPC channel to the coordinator: its certificate must carry the federation's own name, whatever address is
+dialled."""
 
 import grpc
 import grpc.aio
@@ -11,7 +12,8 @@ from silo_wire.transport import CHANNEL_OPTIONS
 
 
 def mutual_channel(credentials: SiloCredentials, *, relay: str = "") -> grpc.aio.Channel:
-    """To the listener that asks for our certificate, through a `relay` (host:port) of this machine where one is named."""
+    """To the listener that asks for our certificate, through a `relay` (host:port) of this machine where one is
+    named."""
     tls = grpc.ssl_channel_credentials(
         root_certificates=credentials.trust.of_federation(credentials.federation).to_pem(),
         private_key=credentials.tls_key_pem,

@@ -1,4 +1,5 @@
-"""One channel with its calls, and when it may be closed: a renewed certificate needs a new channel, calls under way keep theirs."""
+"""One channel with its calls, and when it may be closed: a renewed certificate needs a new channel, calls under way
+keep theirs."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -2,8 +2,8 @@
 
 1. See which certificate answers at the token's address, without saying anything.
 2. Open a channel that accepts exactly this certificate under the federation's name, and ask it for the trust bundle.
-3. Find the CA with the token's pin, and those that it certified or named its successors; the certificate must be issued by
-   one of them, to the coordinator of this federation.
+3. Find the CA with the token's pin, and those that it certified or named its successors; the certificate must be issued
+   by one of them, to the coordinator of this federation.
 4. Only then send the secret, with a request for a key made here; check the certificate that comes back.
 """
 
@@ -33,11 +33,13 @@ from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 TIMEOUT_S = 30.0
 TRIES = 3
-"""Of the first call: a connection that is lost at once is no impostor, nor a coordinator that renews its certificate just then."""
+"""Of the first call: a connection that is lost at once is no impostor, nor a coordinator that renews its certificate
+just then."""
 
 
 async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> SiloCredentials:
-    """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing said."""
+    """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing
+    said."""
     token.check_unexpired(now)
     for tries_left in reversed(range(TRIES)):
         answer = await _answer(token)
@@ -48,8 +50,10 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
                 bundle = await stub.GetTrustBundle(enrolment_pb2.GetTrustBundleRequest(), timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if tries_left and error.code() is grpc.StatusCode.UNAVAILABLE:
-                    continue  # gRPC's word for a name that is not in the certificate, and for a connection that was lost
-                # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it does not know the call.
+                    # gRPC's word for a name that is not in the certificate, and for a connection that was lost
+                    continue
+                # Whoever answers without being the coordinator fails here: the name is not in its certificate, or it
+                # does not know the call.
                 raise _stranger(answer, token, leaf, error_of(error)) from error
             trust = _verified(answer, token, leaf, bundle, now)
             try:
@@ -60,7 +64,8 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
 
 
 async def _answer(token: EnrolmentToken) -> Answer:
-    """Raises Unreachable: also where all is well with the network, for nobody listens there while no invitation is open."""
+    """Raises Unreachable: also where all is well with the network, for nobody listens there while no invitation is
+    open."""
     try:
         return await asyncio.to_thread(probe, token.address, coordinator_dns_name(token.federation))
     except Unreachable as error:
@@ -68,26 +73,29 @@ async def _answer(token: EnrolmentToken) -> Answer:
             silos = await asyncio.to_thread(_silos_port_answers, token)
             if silos:
                 raise Unreachable(
-                    f"nobody takes tokens at {token.address} now, though the coordinator of {token.federation} runs: it answers at {silos}. So "
-                    f"this token was used, replaced or voided before; ask the operator whether silo {token.silo} is enrolled, and for "
-                    f"another token with coordinator invite {token.silo} if it is not"
+                    f"nobody takes tokens at {token.address} now, though the coordinator of {token.federation} "
+                    f"runs: it answers at {silos}. So this token was used, replaced or voided before; ask the "
+                    f"operator whether silo {token.silo} is enrolled, and for another token with coordinator invite "
+                    f"{token.silo} if it is not"
                 ) from error
             raise Unreachable(
-                f"nobody takes tokens at {token.address} now, though the host is there: the coordinator does not run, or this token was used, "
-                f"replaced or voided before; ask the operator whether silo {token.silo} is enrolled, and for another token with "
-                f"coordinator invite {token.silo} if it is not"
+                f"nobody takes tokens at {token.address} now, though the host is there: the coordinator does not "
+                f"run, or this token was used, replaced or voided before; ask the operator whether silo {token.silo} "
+                f"is enrolled, and for another token with coordinator invite {token.silo} if it is not"
             ) from error
         raise Unreachable(
-            f"{error}; or no invitation is open for silo {token.silo}, since this token was spent or replaced: ask the operator for "
-            f"another one with coordinator invite {token.silo}"
+            f"{error}; or no invitation is open for silo {token.silo}, since this token was spent or replaced: ask "
+            f"the operator for another one with coordinator invite {token.silo}"
         ) from error
 
 
 def _silos_port_answers(token: EnrolmentToken) -> str:
-    """Where a coordinator of the token's federation listens for silos, seen by the certificate that it shows to everybody; "" if nowhere.
+    """Where a coordinator of the token's federation listens for silos, seen by the certificate that it shows to
+    everybody; "" if nowhere.
 
-    The port is the one before that for enrolment, as the coordinator has it by default: the token does not name it. Nothing is
-    said there, and nothing but the words of an error follows from it, for the token pins an authority whose certificate is not shown.
+    The port is the one before that for enrolment, as the coordinator has it by default: the token does not name it.
+    Nothing is said there, and nothing but the words of an error follows from it, for the token pins an authority whose
+    certificate is not shown.
     """
     address = f"{token.address.rpartition(':')[0]}:{token.port - 1}"
     name = coordinator_dns_name(token.federation)
@@ -129,8 +137,8 @@ def _stranger(
     issuer = leaf.issuer.rfc4514_string()[:120]
     return AuthenticationError(
         f"{token.address}{answer.route} answers with a certificate issued by {issuer!r}, not with the coordinator's of "
-        f"{token.federation}: a TLS-intercepting proxy or an impostor stands between, so the token was not sent ({reason}); "
-        "have this address exempted from TLS inspection, or check it with the operator"
+        f"{token.federation}: a TLS-intercepting proxy or an impostor stands between, so the token was not sent "
+        f"({reason}); have this address exempted from TLS inspection, or check it with the operator"
     )
 
 

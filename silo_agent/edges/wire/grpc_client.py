@@ -74,7 +74,8 @@ class GrpcCoordinator(OrderStream, Downloads, EvidenceCalls, Uploads):
         return receipt
 
     async def renew_certificate(self, csr_der: bytes, endorsement: bytes) -> RenewalAnswer:
-        """A certificate for the key of this request; raises what the coordinator says, Unreachable, MalformedMessage."""
+        """A certificate for the key of this request; raises what the coordinator says, Unreachable,
+        MalformedMessage."""
         who = self._credentials
         request = renewal_request(federation=who.federation, silo=who.silo, csr_der=csr_der, endorsement=endorsement)
         try:
@@ -84,7 +85,8 @@ class GrpcCoordinator(OrderStream, Downloads, EvidenceCalls, Uploads):
             raise error_of(error) from error
 
     async def fetch_groups(self, after: int, *, held: Sequence[SignedLink] = ()) -> GroupsOffer:
-        """Release groups from number `after` on, and what is proposed; raises what the coordinator says, Unreachable, MalformedMessage.
+        """Release groups from number `after` on, and what is proposed; raises what the coordinator says, Unreachable,
+        MalformedMessage.
 
         `held` are given to a coordinator that does not have them any more.
         """

@@ -1,7 +1,7 @@
 """By what gRPC and the coordinator agree on the keys of a TLS connection.
 
-gRPC does not tell a client. The coordinator's first record does, which TLS 1.3 sends in clear (RFC 8446, 4.1.3 and 4.2.8): the
-connection goes through a relay on this machine that reads it.
+gRPC does not tell a client. The coordinator's first record does, which TLS 1.3 sends in clear (RFC 8446, 4.1.3 and
+4.2.8): the connection goes through a relay on this machine that reads it.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ _HANDSHAKE, _SERVER_HELLO, _KEY_SHARE = 22, 2, 51
 
 
 async def key_exchange(credentials: SiloCredentials) -> str:
-    """The name of what was agreed on, HYBRID where that holds against a quantum computer; raises Unreachable, MalformedMessage."""
+    """The name of what was agreed on, HYBRID where that holds against a quantum computer; raises Unreachable,
+    MalformedMessage."""
     host, port = split_address(credentials.address)
     arrived: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
 
@@ -73,7 +74,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def agreed_group(record: bytes) -> str:
-    """Of the first record that a server sends; raises MalformedMessage for anything but a ServerHello that has a key share."""
+    """Of the first record that a server sends; raises MalformedMessage for anything but a ServerHello that has a key
+    share."""
     if record[:1] != bytes((_HANDSHAKE,)) or record[5:6] != bytes((_SERVER_HELLO,)):
         raise MalformedMessage("the coordinator began with something else than a ServerHello of TLS")
     at = _RECORD_HEAD + 4 + 2 + _RANDOM_BYTES

@@ -53,7 +53,8 @@ def probe(address: str, server_name: str) -> Answer:
 
 
 def connected(host: str, port: int, proxy: ConnectProxy | None) -> socket.socket:
-    """A connection there, through `proxy` where there is one; raises OSError, EOFError, Unreachable, MalformedMessage."""
+    """A connection there, through `proxy` where there is one; raises OSError, EOFError, Unreachable,
+    MalformedMessage."""
     if proxy is None:
         return socket.create_connection((host, port), TIMEOUT_S)
     connection = socket.create_connection((proxy.host, proxy.port), TIMEOUT_S)

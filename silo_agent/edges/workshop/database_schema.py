@@ -41,7 +41,8 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm')
 ORDER BY c.relkind IN ('v', 'm'), c.relname COLLATE "C"
 """
-"""Tables, partitioned and foreign ones among them, then views, materialised ones among them; each with the columns that are not granted."""
+"""Tables, partitioned and foreign ones among them, then views, materialised ones among them; each with the columns that
+are not granted."""
 
 _NUMBERS = (Integer, Float, Numeric, Boolean, postgresql.MONEY, postgresql.OID)
 _TIMES = (Date, DateTime, Time, Interval, postgresql.INTERVAL)
@@ -95,9 +96,9 @@ class _Name:
 def read_schema(target: DatabaseTarget, *, db_id: str | None = None, only: Collection[str] = ()) -> LiveSchema:
     """Tables and views that the role may read, tables first, each by name, with the columns that it may read, in order.
 
-    PostgreSQL: of every schema, or of those in `only`; the role's default schema comes first, names of the others are `schema.table`.
-    `db_id` is the file's or database's name unless given. Raises DataError where the database cannot be read or is empty, and
-    ConfigurationError where `only` names a schema that is not there.
+    PostgreSQL: of every schema, or of those in `only`; the role's default schema comes first, names of the others are
+    `schema.table`. `db_id` is the file's or database's name unless given. Raises DataError where the database cannot be
+    read or is empty, and ConfigurationError where `only` names a schema that is not there.
     """
     if only and isinstance(target, SqliteTarget):
         raise ConfigurationError(f"database {target.shown} is SQLite, which has no schemas: leave --only out")

@@ -101,6 +101,7 @@ class SiloSources:
             left -= len(block)
             if left < 0:
                 raise DataError(
-                    f"{packed} holds more than {most} bytes: put the database itself there, or raise [database] max_unpacked_bytes"
+                    f"{packed} holds more than {most} bytes: put the database itself there, or raise [database] "
+                    "max_unpacked_bytes"
                 )
             target.write(block)

@@ -62,12 +62,13 @@ class Workshop:
         on_losses: Callable[[int, Sequence[float]], None] = lambda round_number, losses: None,
         on_private_data: Callable[[SiloData, str], None] = lambda data, unit_field: None,
     ) -> None:
-        """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made here.
+        """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made
+        here.
 
-        `own_entropy`: see SiloTrainer.
-        `checkpoint_every_s`: how many seconds of training a checkpoint must be worth; 0: every epoch leaves one.
-        `on_private_data` hears of the data that a private plan is prepared on, and by which key lines are grouped.
-        `on_losses` hears the loss of each optimizer step of a round when its training has ended; NaN where a step has none to tell.
+        `own_entropy`: see SiloTrainer. `checkpoint_every_s`: how many seconds of training a checkpoint must be worth;
+        0: every epoch leaves one. `on_private_data` hears of the data that a private plan is prepared on, and by which
+        key lines are grouped. `on_losses` hears the loss of each optimizer step of a round when its training has ended;
+        NaN where a step has none to tell.
         """
         self._on_losses = on_losses
         self._on_private_data = on_private_data
@@ -81,7 +82,8 @@ class Workshop:
         self._trainer: SiloTrainer | None = None
 
     def prepare(self, bundle: PlanBundle, base: RoundModel | None) -> DataSummary:
-        """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage, StorageError."""
+        """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage,
+        StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
         with _on_records():
             privacy = bundle.plan.privacy
@@ -261,8 +263,8 @@ def _on_records() -> Iterator[None]:
             # Not as exc_info, which may be rendered with the values of variables: records are among them.
             _log.error("defect", traceback="".join(traceback.format_exception(error)))
             raise DataError(
-                f"the plan's model or tokenizer could not work on this silo's records ({type(error).__name__}: {error}): "
-                "show this silo's log to whoever made the plan"
+                f"the plan's model or tokenizer could not work on this silo's records ({type(error).__name__}: "
+                f"{error}): show this silo's log to whoever made the plan"
             ) from error
 
 

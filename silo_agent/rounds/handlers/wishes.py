@@ -55,7 +55,8 @@ def stop(agent: Agent, phase: Phase, _event: StopAsked) -> Step:
         case Preparing(_, (Train() | Evaluate()) as order):
             return after, (CancelWork(), *declining(order, DeclineReason.STOPPING, STOPPING))
         case Preparing() | Collecting() | Uploading() | Answering() | Reporting():
-            # The next process answers the very same again, and uploads an update on disk if the round still waits for it.
+            # The next process answers the very same again, and uploads an update on disk if the round still waits for
+            # it.
             return after, (CancelWork(),)
         case _:
             return after, ()

@@ -12,7 +12,8 @@ from silo_wire.messages import RoundKey
 from silo_wire.plans.plan import Plan
 
 LATE_S = 60.0
-"""Under joint noise a silo that is late, or called off, begins nothing for a whole number of these: when it was done tells of its sample."""
+"""Under joint noise a silo that is late, or called off, begins nothing for a whole number of these: when it was done
+tells of its sample."""
 
 
 class JointTiming:
@@ -44,8 +45,9 @@ class JointTiming:
     ) -> TrainedUpdate:
         """What `work` comes to, under joint noise: neither sooner nor later than `due`, whichever way it ends.
 
-        Who answers, fails or begins other work as soon as it can tells by that how many records its sample has. Raises StateError
-        for what is not done then. The sum of what did not come to an answer is erased; nothing begins before that, and a while after.
+        Who answers, fails or begins other work as soon as it can tells by that how many records its sample has. Raises
+        StateError for what is not done then. The sum of what did not come to an answer is erased; nothing begins before
+        that, and a while after.
         """
         working = asyncio.create_task(work)
         try:
@@ -57,8 +59,9 @@ class JointTiming:
             raise
         self._behind = asyncio.create_task(self._given_up(working, key, due))
         raise StateError(
-            f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] answer_after_s of plan "
-            f"{plan.name}: nothing leaves; have the operator raise it, or give this silo a faster machine"
+            f"the gradients were not there {plan.privacy.answer_after_s:g} s after the order, which is [privacy] "
+            f"answer_after_s of plan {plan.name}: nothing leaves; have the operator raise it, or give this silo a "
+            f"faster machine"
         )
 
     async def _given_up(self, working: asyncio.Task[TrainedUpdate], key: RoundKey, due: float) -> None:

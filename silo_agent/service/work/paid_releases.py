@@ -17,7 +17,8 @@ class PaidReleases:
         self._observer, self._thread = observer, thread
 
     async def afford(self, bundle: PlanBundle) -> None:
-        """Raise IntegrityError for a ledger that went back, BudgetSpent where a round of this plan would cost too much."""
+        """Raise IntegrityError for a ledger that went back, BudgetSpent where a round of this plan would cost too
+        much."""
         releases, unit = bundle.plan.releases_of_round, bundle.plan.privacy.unit_field
         await self.countersign()
         await self._thread.run(lambda _cancelled: self._privacy.check(releases, unit=unit))

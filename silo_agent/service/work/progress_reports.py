@@ -20,7 +20,8 @@ class ProgressReports:
         self._due = asyncio.Event()
 
     def of(self, key: RoundKey | None, phase: AgentPhase, *, told: bool = True) -> Progress:
-        """For work in this thread or another; passes on what a person could see. Unless `told`, the coordinator hears of the phase alone."""
+        """For work in this thread or another; passes on what a person could see. Unless `told`, the coordinator hears
+        of the phase alone."""
         loop = asyncio.get_running_loop()
         shown = -1.0
 

@@ -1,4 +1,5 @@
-"""What each piece of work does: a plan is prepared, a model fetched, an update trained, masked and delivered, a model scored."""
+"""What each piece of work does: a plan is prepared, a model fetched, an update trained, masked and delivered, a model
+scored."""
 
 import asyncio
 from dataclasses import replace
@@ -256,7 +257,8 @@ class RoundWork:
         )
 
     async def _scores(self, order: Train, bundle: PlanBundle, model: RoundModel) -> Scores:
-        """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to tell."""
+        """What this silo adds to the sum of scores: zeros, which nobody can tell from others, where it has none to
+        tell."""
         if not self._allows(bundle).scores(order):
             return NO_SCORES
         progress = self._progress.of(
@@ -376,7 +378,8 @@ class RoundWork:
 
 
 def _steps_are_told(bundle: PlanBundle) -> bool:
-    """One step's part of a training tells how many there are, and that how many records, where not the plan says how many."""
+    """One step's part of a training tells how many there are, and that how many records, where not the plan says how
+    many."""
     plan = bundle.plan
     if plan.joint:
         return False

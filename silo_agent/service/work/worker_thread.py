@@ -23,7 +23,8 @@ class WorkerThread:
         self._thread.shutdown()
 
     async def run(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """`call(cancelled)` in the worker thread; when this task is cancelled, `cancelled` says so and the thread is waited for."""
+        """`call(cancelled)` in the worker thread; when this task is cancelled, `cancelled` says so and the thread is
+        waited for."""
         stop = threading.Event()
         running = asyncio.get_running_loop().run_in_executor(self._thread, call, stop.is_set)
         try:

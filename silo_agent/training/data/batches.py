@@ -21,8 +21,8 @@ Ids = NDArray[np.int32]
 class EncodedExamples:
     """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost.
 
-    `units` has the examples of each one to whom some belong; None where every example is a unit by itself. `other_inputs` are what
-    further views of each example have in place of its input, view by view (views.py).
+    `units` has the examples of each one to whom some belong; None where every example is a unit by itself.
+    `other_inputs` are what further views of each example have in place of its input, view by view (views.py).
     """
 
     inputs: tuple[Ids, ...]
@@ -82,7 +82,8 @@ def encode_examples(
     max_output_tokens: int,
     other_views: Sequence[View] = (),
 ) -> EncodedExamples:
-    """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long loses schema from its end, a target its own end.
+    """Both sides of each example, its database's schema from `schemas` behind the question; an input that is too long
+    loses schema from its end, a target its own end.
 
     `other_views` are those of each example beside itself.
     """
@@ -140,7 +141,8 @@ def collate(
     source: int = 0,
     target: int = 0,
 ) -> Batch:
-    """All views of each example. Inputs are padded to `source` tokens and targets to `target`, or to the longest of them where that is more."""
+    """All views of each example. Inputs are padded to `source` tokens and targets to `target`, or to the longest of
+    them where that is more."""
     inputs = [view for index in indices for view in examples.inputs_of(index)]
     targets = [examples.targets[index] for index in indices for _ in range(examples.views)]
     input_ids = _padded(inputs, pad, source)

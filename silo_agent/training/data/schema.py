@@ -1,7 +1,7 @@
 """A database's tables and columns as the model is told of them: schema.json, parsed once and strictly.
 
-The form is that of the text2sql data: db_id, source, tables of name and columns of name, sql_type, type (text, number or
-time), primary_key and foreign_key; the last may be absent, where the source does not say.
+The form is that of the text2sql data: db_id, source, tables of name and columns of name, sql_type, type (text, number
+or time), primary_key and foreign_key; the last may be absent, where the source does not say.
 """
 
 import json
@@ -81,7 +81,8 @@ class Schema:
 
 
 def serialise(schema: Schema) -> str:
-    """The model's view: `| table : column , column | table : column`, lower-cased, in source order (DESIGN section 3)."""
+    """The model's view: `| table : column , column | table : column`, lower-cased, in source order (DESIGN section
+    3)."""
     return " ".join(
         f"| {table.name} : {' , '.join(column.name for column in table.columns)}" for table in schema.tables
     ).lower()

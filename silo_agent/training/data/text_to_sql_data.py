@@ -1,7 +1,7 @@
 """A silo's data set: train, dev and test JSONL with one question and its SQL a line, schema.json, maybe a database.
 
-Lines are parsed once, strictly, here. A bad line is left out and reported with file, line number and reason; a split with
-too many of them is refused, because then the file is most likely not what its owner thinks it is.
+Lines are parsed once, strictly, here. A bad line is left out and reported with file, line number and reason; a split
+with too many of them is refused, because then the file is most likely not what its owner thinks it is.
 """
 
 import gzip
@@ -29,7 +29,8 @@ class UnitOwnsHalf(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not read."""
+    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not
+    read."""
 
     id: str
     question: str
@@ -50,7 +51,8 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLimits:
-    """`max_bad_fraction` holds for each file by itself; the byte and line bounds keep a wrong or hostile file from filling memory."""
+    """`max_bad_fraction` holds for each file by itself; the byte and line bounds keep a wrong or hostile file from
+    filling memory."""
 
     max_bad_fraction: float = 0.01
     max_line_bytes: int = 1 << 18
@@ -60,7 +62,8 @@ class DataLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
-    """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use), of `schema`.
+    """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use),
+    of `schema`.
 
     `further_schemas` are those of other databases that questions are asked of.
     """
@@ -90,11 +93,12 @@ class SiloData:
 def load_silo_data(
     folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
 ) -> SiloData:
-    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the limit.
+    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the
+    limit.
 
-    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For `private`
-    training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf for `private` training
-    on lines of which one unit has half or more.
+    With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For
+    `private` training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf
+    for `private` training on lines of which one unit has half or more.
     """
     limits = limits or DataLimits()
     if not folder.is_dir():
@@ -131,12 +135,13 @@ def load_silo_data(
 
 
 def _check_units(path: Path, examples: tuple[Example, ...], unit_field: str) -> None:
-    """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say whose lines are."""
+    """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say whose
+    lines are."""
     unit, lines = Counter(example.unit for example in examples).most_common(1)[0]
     if 2 * lines >= len(examples):
         raise UnitOwnsHalf(
-            f"{path}: {unit_field} {_short(unit)} has {lines} of {len(examples)} training lines, half or more: nothing is trained; "
-            f"correct the key {unit_field!r} of the lines, or leave lines of this {unit_field} out"
+            f"{path}: {unit_field} {_short(unit)} has {lines} of {len(examples)} training lines, half or more: "
+            f"nothing is trained; correct the key {unit_field!r} of the lines, or leave lines of this {unit_field} out"
         )
 
 

@@ -1,8 +1,10 @@
-"""Views of a record for private training: its question in other words, and the tables in another order (De et al. 2022, "augmentation multiplicity").
+"""Views of a record for private training: its question in other words, and the tables in another order (De et al. 2022,
+"augmentation multiplicity").
 
-Which words and which order follow from a view's number alone, the same for every record, step and silo. Nothing is drawn, so that what a
-record adds to a sum still follows from the record and the model, and no view tells more of a record than the record does. The words are
-public text, made for English questions. The SQL that is asked for stays as it is.
+Which words and which order follow from a view's number alone, the same for every record, step and silo. Nothing is
+drawn, so that what a record adds to a sum still follows from the record and the model, and no view tells more of a
+record than the record does. The words are public text, made for English questions. The SQL that is asked for stays as
+it is.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,9 @@
 """What training reads beside the parameters, config.json and tokenizer.json, compared with what a silo has itself.
 
-Parameters that are right are no help where the configuration makes nothing of them, or where the tokenizer leaves text to one silo
-alone. Those of a size are made again from the public text; any other is compared with the files of a copy, read as the
-coordinator reads a folder. Compared is what the files mean: the order of keys and the release that wrote them do not matter.
+Parameters that are right are no help where the configuration makes nothing of them, or where the tokenizer leaves text
+to one silo alone. Those of a size are made again from the public text; any other is compared with the files of a copy,
+read as the coordinator reads a folder. Compared is what the files mean: the order of keys and the release that wrote
+them do not matter.
 """
 
 import json
@@ -33,7 +34,8 @@ _NOTHING = "Nothing was approved"
 
 
 def compare_made(bundle: PlanBundle) -> None:
-    """Raise IntegrityError unless the plan's files are those of its size; ConfigurationError for a size that is not known."""
+    """Raise IntegrityError unless the plan's files are those of its size; ConfigurationError for a size that is not
+    known."""
     plan = bundle.plan
     size = size_named(plan.model.source.removeprefix(SIZE))
     theirs = _tokenizer_of(bundle.files)
@@ -45,9 +47,9 @@ def compare_made(bundle: PlanBundle) -> None:
             break
     else:
         raise IntegrityError(
-            f"{TOKENIZER_FILE} of plan {plan.name} is not the tokenizer that the public text makes here: either the plan has another "
-            "one, also one of a text of the operator's own, or it was made by another release of sentencepiece or tokenizers; compare a "
-            f"copy of the model with --model DIR. {_NOTHING}"
+            f"{TOKENIZER_FILE} of plan {plan.name} is not the tokenizer that the public text makes here: either the "
+            "plan has another one, also one of a text of the operator's own, or it was made by another release of "
+            f"sentencepiece or tokenizers; compare a copy of the model with --model DIR. {_NOTHING}"
         )
     _compare_configs(bundle, sized_config(size, tokenizer).to_dict(), f"a model of {plan.model.source}")
 
@@ -66,8 +68,8 @@ def compare_with_copy(bundle: PlanBundle, copy: ModelFolder) -> tuple[str, ...]:
         raise IntegrityError(
             f"the tokenizer of {copy.folder} is not that of plan {bundle.plan.name}: it differs in "
             f"{_difference(_parsed(tokenizer.backend_tokenizer.to_str()), theirs)}; fetch revision "
-            f"{bundle.plan.model.revision or '(none is named)'} of {bundle.plan.model.source} again, or ask the operator, also for the "
-            f"release of transformers that made the plan. {_NOTHING}"
+            f"{bundle.plan.model.revision or '(none is named)'} of {bundle.plan.model.source} again, or ask the "
+            f"operator, also for the release of transformers that made the plan. {_NOTHING}"
         )
     return added
 
@@ -81,8 +83,8 @@ def _compare_configs(bundle: PlanBundle, own: dict[str, Any], what: str) -> None
     for key in sorted(mine.keys() | theirs.keys()):
         if mine.get(key) != theirs.get(key):
             raise IntegrityError(
-                f"{CONFIG_FILE} of plan {bundle.plan.name} has {key} {_shown(theirs.get(key))}, {what} has {_shown(mine.get(key))}: the "
-                f"plan's model is another one; ask the operator. {_NOTHING}"
+                f"{CONFIG_FILE} of plan {bundle.plan.name} has {key} {_shown(theirs.get(key))}, {what} has "
+                f"{_shown(mine.get(key))}: the plan's model is another one; ask the operator. {_NOTHING}"
             )
 
 
@@ -96,7 +98,8 @@ def _read_tokenizer(copy: ModelFolder) -> Any:
         raise
     except Exception as error:  # the library raises bare Exception for much that does not parse
         raise ConfigurationError(
-            f"the tokenizer of {copy.folder} cannot be read: {' '.join(str(error).split())[:200]}; fetch the model again"
+            f"the tokenizer of {copy.folder} cannot be read: {' '.join(str(error).split())[:200]}; fetch the model "
+            "again"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """A plan's initial model, made or read by the silo itself and compared bit for bit with what the plan names.
 
-A model of a size is made again from the plan's seed, and so are adapters. Any other is compared with a copy that the silo's
-people fetched by a way of their own: a Hugging Face folder, its parameters in one safetensors file or in several, with its
-configuration and its tokenizer (initial_files.py).
+A model of a size is made again from the plan's seed, and so are adapters. Any other is compared with a copy that the
+silo's people fetched by a way of their own: a Hugging Face folder, its parameters in one safetensors file or in
+several, with its configuration and its tokenizer (initial_files.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,9 +35,9 @@ def is_from_seed(bundle: PlanBundle) -> bool:
 def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
     """Raise unless the plan's initial model is that in `folder`; None: the one that the plan's size and seed make.
 
-    Gives the tokens that the plan's tokenizer has beside those of `folder`. IntegrityError for another model, configuration or
-    tokenizer, ConfigurationError for a folder that holds none of this shape. Takes the model's memory where it is made, a few
-    tensors' where it is read.
+    Gives the tokens that the plan's tokenizer has beside those of `folder`. IntegrityError for another model,
+    configuration or tokenizer, ConfigurationError for a folder that holds none of this shape. Takes the model's memory
+    where it is made, a few tensors' where it is read.
     """
     model = bundle.plan.model
     named = model.base or model.initial
@@ -46,15 +46,17 @@ def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
         compare_made(bundle)
         found = _made(bundle)
         problem = (
-            f"the seed of plan {bundle.plan.name} makes model {found.digest} here, the plan names {named}: either the plan has "
-            "another model, or it was made by another release of torch or on a processor whose vector instructions differ; "
-            f"compare a copy of the model with --model DIR, on this machine or on one like the operator's. {_NOTHING}"
+            f"the seed of plan {bundle.plan.name} makes model {found.digest} here, the plan names {named}: either "
+            "the plan has another model, or it was made by another release of torch or on a processor whose vector "
+            f"instructions differ; compare a copy of the model with --model DIR, on this machine or on one like the "
+            f"operator's. {_NOTHING}"
         )
     else:
         found = manifest_of(bundle.whole_layout, _read(copy, bundle.whole_layout))
         problem = (
-            f"{folder} holds model {found.digest}, plan {bundle.plan.name} names {named}: it is not the plan's initial model; "
-            f"fetch revision {model.revision or '(none is named)'} of {model.source} again, or ask the operator. {_NOTHING}"
+            f"{folder} holds model {found.digest}, plan {bundle.plan.name} names {named}: it is not the plan's "
+            f"initial model; fetch revision {model.revision or '(none is named)'} of {model.source} again, or ask the "
+            f"operator. {_NOTHING}"
         )
     if found.digest != named:
         raise IntegrityError(problem)
@@ -80,8 +82,8 @@ def _compare_what_follows(bundle: PlanBundle, copy: ModelFolder | None) -> None:
         handed = manifest_of(bundle.model_layout, map(_in_bfloat16, vector()))
         if handed.digest != plan.initial_model:
             raise IntegrityError(
-                f"plan {plan.name} names {plan.initial_model} for its initial model in bfloat16, which is {handed.digest}. "
-                f"{_NOTHING}"
+                f"plan {plan.name} names {plan.initial_model} for its initial model in bfloat16, which is "
+                f"{handed.digest}. {_NOTHING}"
             )
 
 
@@ -95,7 +97,8 @@ def _made_vector(bundle: PlanBundle) -> Iterator[bytes]:
 
 
 def _read(copy: ModelFolder, layout: Layout) -> Iterator[memoryview]:
-    """The parameters of `layout` from the files of `copy`, as float32, in order. What the files hold beside them is not used."""
+    """The parameters of `layout` from the files of `copy`, as float32, in order. What the files hold beside them is not
+    used."""
     files = {name: file for file in copy.weights for name in file.tensors}
     for tensor in layout.tensors:
         name = next((it for it in _TIED.get(tensor.name, (tensor.name,)) if it in files), None)
@@ -106,8 +109,8 @@ def _read(copy: ModelFolder, layout: Layout) -> Iterator[memoryview]:
         file = files[name]
         if file.tensors[name] != tensor.shape:
             raise ConfigurationError(
-                f"{file.path}: tensor {name} is {file.tensors[name]}, the plan's is {tensor.shape}: it is not a copy of the plan's "
-                "initial model"
+                f"{file.path}: tensor {name} is {file.tensors[name]}, the plan's is {tensor.shape}: it is not a "
+                "copy of the plan's initial model"
             )
         try:
             with safe_open(file.path, framework="pt") as opened:

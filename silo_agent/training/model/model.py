@@ -1,9 +1,10 @@
 """The T5 of a plan bundle and its parameters as one flat vector in canonical order.
 
-Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others. Parameters
-are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied: transformers ties
-every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart again. Under a plan with
-adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are what is bound, loaded and sent.
+Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others.
+Parameters are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied:
+transformers ties every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart
+again. Under a plan with adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are
+what is bound, loaded and sent.
 """
 
 import math
@@ -77,8 +78,8 @@ def build_model(
 ) -> T5:
     """A T5ForConditionalGeneration of `layout` with uninitialised float32 parameters on `device`.
 
-    Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that is
-    found out before memory is taken.
+    Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that
+    is found out before memory is taken.
     """
     config = t5_config(files[CONFIG_FILE], dropout)
     if not 1 <= config.num_layers + (config.num_decoder_layers or 0) <= len(layout.tensors):
@@ -118,7 +119,8 @@ def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
 
 
 def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundParameters:
-    """Freeze `model` and have PEFT add the adapters of `section`, which `layout` names; uninitialised, on the model's device.
+    """Freeze `model` and have PEFT add the adapters of `section`, which `layout` names; uninitialised, on the model's
+    device.
 
     Raises MalformedMessage unless they are exactly those of `layout`.
     """
@@ -170,8 +172,8 @@ def _allocate(model: T5ForConditionalGeneration, device: torch.device) -> None:
 def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
     """Read a whole vector into the parameters' own memory, on a GPU block by block through the host's.
 
-    Raises what `vector` raises, MalformedMessage for a value that is not finite. After an error the parameters hold parts of
-    both: load again before use.
+    Raises what `vector` raises, MalformedMessage for a value that is not finite. After an error the parameters hold
+    parts of both: load again before use.
     """
     _require_little_endian()
     on_cpu = parameters.device.type == "cpu"

@@ -1,7 +1,7 @@
 """A plan's T5 in memory: its parameters bound to the plan's layout, its tokenizer, and which round model is in it now.
 
-One silo's agent has one. Where several silos are trained in turn in one process they share one: what is in it is a round model of
-the plan, or nobody's, and whoever needs one loads it.
+One silo's agent has one. Where several silos are trained in turn in one process they share one: what is in it is a
+round model of the plan, or nobody's, and whoever needs one loads it.
 """
 
 from pathlib import Path
@@ -26,8 +26,8 @@ class PlanModel:
     def __init__(self, bundle: PlanBundle, settings: DeviceSettings, *, base: RoundModel | None = None) -> None:
         """`base` is what the plan's adapters are for, where it has adapters.
 
-        Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the device,
-        IntegrityError for a damaged base, StateError for one that is not here.
+        Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the
+        device, IntegrityError for a damaged base, StateError for one that is not here.
         """
         self.bundle = bundle
         self.device = chosen_device(settings)
@@ -56,7 +56,8 @@ class PlanModel:
         """Of the round model's file that was checked last, of which there is one at a time."""
 
     def load(self, path: Path, model: Manifest, mark: FileMark | None = None) -> None:
-        """Have the round model in `path` in the parameters; read only where it is not there yet. Raises IntegrityError."""
+        """Have the round model in `path` in the parameters; read only where it is not there yet. Raises
+        IntegrityError."""
         if mark is not None:
             self._mark = mark
         if self._loaded == model.digest:

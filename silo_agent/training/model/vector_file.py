@@ -1,7 +1,7 @@
 """Flat vectors on disk, read into memory and written from memory that is there already; no copy of a whole one exists.
 
-A round model is checked against its manifest as it is read, unless its mark says that this process has done so before; a
-reader uses what it read once the last byte is checked. A written vector's digests are made on the way.
+A round model is checked against its manifest as it is read, unless its mark says that this process has done so before;
+a reader uses what it read once the last byte is checked. A written vector's digests are made on the way.
 """
 
 import os
@@ -58,8 +58,8 @@ class VectorReader:
         if self._mark.size != self._manifest.total_bytes:
             os.close(self._descriptor)
             raise IntegrityError(
-                f"round model {self._path} has {self._mark.size} bytes, its manifest says {self._manifest.total_bytes}: "
-                "fetch it again"
+                f"round model {self._path} has {self._mark.size} bytes, its manifest says "
+                f"{self._manifest.total_bytes}: fetch it again"
             )
         return self
 

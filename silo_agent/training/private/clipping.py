@@ -1,16 +1,19 @@
-"""The sum of clipped gradients of a step's examples, of which none counts for more than the bound, whatever the model's weights are.
+"""The sum of clipped gradients of a step's examples, of which none counts for more than the bound, whatever the model's
+weights are.
 
-    ghost   one backward pass for a chunk of examples, norms and sums from what entered each layer and the gradient of what left it
+    ghost   one backward pass for a chunk of examples, norms and sums from what entered each layer and the gradient of
+            what left it
     loop    the gradient of one example after the other, as autograd makes it: what the other is compared with
 
-In both, what an example adds follows from the example and the model alone (chunks.py), its norm is taken of that very addend, and all
-of it in float64, in which no product of two float32 numbers is too large or too small: the bound does not rest on weights, or on
-layers, being as trained models have them.
+In both, what an example adds follows from the example and the model alone (chunks.py), its norm is taken of that very
+addend, and all of it in float64, in which no product of two float32 numbers is too large or too small: the bound does
+not rest on weights, or on layers, being as trained models have them.
 
-Where examples have several views (views.py), an example's gradient is the mean over its views, and it is that mean which is clipped: it adds no
-more than an example without views, and costs no more of a budget.
+Where examples have several views (views.py), an example's gradient is the mean over its views, and it is that mean
+which is clipped: it adds no more than an example without views, and costs no more of a budget.
 
-An example whose loss or gradient is not finite counts as zero: to leave the step out, or to end, would tell that it is there.
+An example whose loss or gradient is not finite counts as zero: to leave the step out, or to end, would tell that it is
+there.
 """
 
 from collections.abc import Sequence
@@ -29,12 +32,14 @@ from silo_agent.training.private.per_example.ghost_norms import ExampleGradients
 Backend = Literal["ghost", "loop"]
 
 MARGIN = 2.0**-10
-"""Gradients are clipped to less than the bound by this part of it: for what float64 rounds in norms and in sums of thousands."""
+"""Gradients are clipped to less than the bound by this part of it: for what float64 rounds in norms and in sums of
+thousands."""
 
 
 class Clipping(Protocol):
     def accumulate(self, batch: Batch) -> torch.Tensor:
-        """Add the clipped gradients of the batch's examples to `summed_grad` of each parameter, float64; their norms before clipping."""
+        """Add the clipped gradients of the batch's examples to `summed_grad` of each parameter, float64; their norms
+        before clipping."""
 
 
 def clipping(backend: Backend, model: T5, parameters: Sequence[nn.Parameter], *, max_grad_norm: float) -> Clipping:

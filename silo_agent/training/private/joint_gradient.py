@@ -1,9 +1,11 @@
-"""A silo's part of one step that several silos take together: the sum of clipped gradients of a Poisson sample, without noise.
+"""A silo's part of one step that several silos take together: the sum of clipped gradients of a Poisson sample, without
+noise.
 
-Noise comes under the mask, a part of it from each silo (security/lorica_security/secure_aggregation/masked_vectors/noise_shares.py). There is no local optimizer: the
-server's takes the step. What is kept is minus the sum over the plan's expected batch size, coordinate by coordinate cut to the plan's
-range, and rounded to whole parts of it. To cut each coordinate is a projection, and brings two sums no further apart; to scale a long
-sum down would not be one where its length is not exact.
+Noise comes under the mask, a part of it from each silo
+(security/lorica_security/secure_aggregation/masked_vectors/noise_shares.py). There is no local optimizer: the server's
+takes the step. What is kept is minus the sum over the plan's expected batch size, coordinate by coordinate cut to the
+plan's range, and rounded to whole parts of it. To cut each coordinate is a projection, and brings two sums no further
+apart; to scale a long sum down would not be one where its length is not exact.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,9 +44,11 @@ def sum_gradients(
     words: RandomWords,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Leave the float64 sum of clipped gradients of a fresh sample in `summed_grad` of each of `parameters`; None where none was drawn.
+    """Leave the float64 sum of clipped gradients of a fresh sample in `summed_grad` of each of `parameters`; None where
+    none was drawn.
 
-    `words` is a stream of this sum's own. `batch_size` examples are in memory at a time at most. Raises as `train_privately`.
+    `words` is a stream of this sum's own. `batch_size` examples are in memory at a time at most. Raises as
+    `train_privately`.
     """
     require_no_dropout(model)
     check_covered(model)
@@ -62,7 +66,8 @@ def write_sum(
 ) -> WrittenUpdate:
     """Write minus `sums` over `divisor`, cut to `bound`, to `path`: int32, of which GRADIENT_STEPS stand for `bound`.
 
-    `sums` are of the tensors of `layout`, in its order, None for zeros. Raises StorageError; after an error there is no file.
+    `sums` are of the tensors of `layout`, in its order, None for zeros. Raises StorageError; after an error there is no
+    file.
     """
     with new_vector_file(path) as writer:
         for spec, summed in zip(layout.tensors, sums, strict=True):

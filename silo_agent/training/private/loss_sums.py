@@ -25,7 +25,8 @@ GRID = 1 << 16
 
 @torch.inference_mode()
 def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: float) -> int:
-    """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound. Further views do not count."""
+    """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound. Further views
+    do not count."""
     was_training = model.training
     model.eval()
     steps = np.zeros(len(examples), dtype=np.int64)

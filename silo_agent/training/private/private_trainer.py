@@ -1,8 +1,10 @@
-"""One round of local training under record-level differential privacy (Abadi et al. 2016), from the round model to the local one.
+"""One round of local training under record-level differential privacy (Abadi et al. 2016), from the round model to the
+local one.
 
-Every step sees a Poisson sample of the units, which may be empty: then it is noise alone. A unit is one record, or all records of one
-to whom several belong, of which a sampled unit gives one at random: no unit has more than one clipped gradient in a step. What a step is divided by, how many
-there are, how much noise they have and when checkpoints are written, depends on the plan and not on how many records there are.
+Every step sees a Poisson sample of the units, which may be empty: then it is noise alone. A unit is one record, or all
+records of one to whom several belong, of which a sampled unit gives one at random: no unit has more than one clipped
+gradient in a step. What a step is divided by, how many there are, how much noise they have and when checkpoints are
+written, depends on the plan and not on how many records there are.
 """
 
 import math
@@ -35,9 +37,10 @@ from silo_wire.plans.sections.training import TrainingSection
 class PrivateSchedule:
     """Of one round, of public numbers alone.
 
-    `noise_multiplier` is the noise on a sum of gradients over `max_grad_norm`. `loss_noise_multiplier` is the noise on the scaled
-    loss reduction over `loss_bound`, and the weight is at most `weight_cap`; None where the round releases no weight.
-    `average_decay` is that of the average of iterates which the round ends with; 0 where it ends with the last one.
+    `noise_multiplier` is the noise on a sum of gradients over `max_grad_norm`. `loss_noise_multiplier` is the noise on
+    the scaled loss reduction over `loss_bound`, and the weight is at most `weight_cap`; None where the round releases
+    no weight. `average_decay` is that of the average of iterates which the round ends with; 0 where it ends with the
+    last one.
     """
 
     sampling_rate: float
@@ -81,10 +84,11 @@ def train_privately(
 ) -> float | None:
     """Train `model` in place; the noised scaled loss reduction where the schedule has one, of the model as it is left.
 
-    `parameters` are those that are trained, `words` a stream of this training's own. `section.batch_size` examples are in memory at a
-    time at most. Raises TrainingStopped soon after `should_stop()` turns true, StateError where gradients per example are not to be
-    trusted: modules that no test covers, or dropout, whose masks for one example would depend on those before it. Nothing that depends
-    on the examples is checked: who sees a check fail learns of them.
+    `parameters` are those that are trained, `words` a stream of this training's own. `section.batch_size` examples are
+    in memory at a time at most. Raises TrainingStopped soon after `should_stop()` turns true, StateError where
+    gradients per example are not to be trusted: modules that no test covers, or dropout, whose masks for one example
+    would depend on those before it. Nothing that depends on the examples is checked: who sees a check fail learns of
+    them.
     """
     require_no_dropout(model)
     check_covered(model)
@@ -151,15 +155,17 @@ def _optimizer(
 
 
 def clipping_norm(schedule: PrivateSchedule, parameters: int) -> float:
-    """`max_grad_norm` less what two neighbouring sums may be moved apart by when each of their coordinates is rounded to noise's grid.
+    """`max_grad_norm` less what two neighbouring sums may be moved apart by when each of their coordinates is rounded
+    to noise's grid.
 
     Raises StateError where so much noise, on so many parameters, leaves less than half of it.
     """
     rounding = math.sqrt(parameters) * schedule.noise_multiplier / SIGMA
     if rounding > 0.5:
         raise StateError(
-            f"noise_multiplier {schedule.noise_multiplier:g} on {parameters:,} parameters is too coarse for max_grad_norm: nothing is "
-            "trained; have the operator set a larger target_epsilon, or train fewer parameters"
+            f"noise_multiplier {schedule.noise_multiplier:g} on {parameters:,} parameters is too coarse for "
+            "max_grad_norm: nothing is trained; have the operator set a larger target_epsilon, or train fewer "
+            "parameters"
         )
     return schedule.max_grad_norm * (1 - rounding)
 

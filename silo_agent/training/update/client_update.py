@@ -1,7 +1,7 @@
 """Local model minus round model, on its way into the file that will leave: one pass over blocks that stay in cache.
 
-Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the next
-is looked at.
+Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the
+next is looked at.
 """
 
 import math
@@ -60,10 +60,11 @@ def write_update(
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
 
-    Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by within their own
-    steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is kept for the new update.
-    Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range, IntegrityError and StorageError for
-    the round model's file, StorageError for the update's. After an error there is no file.
+    Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by
+    within their own steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is
+    kept for the new update. Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range,
+    IntegrityError and StorageError for the round model's file, StorageError for the update's. After an error there is
+    no file.
     """
     narrow = layout.dtype == "bfloat16"
     squares: list[float] = []
@@ -108,7 +109,8 @@ def _deltas(
     residual: ResidualReader | None,
     spread: Spread | None,
 ) -> Iterator[tuple[FloatBlock, float]]:
-    """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared norms."""
+    """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared
+    norms."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     sizes: FloatBlock = np.empty(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
     starts = dict(layout.placed())

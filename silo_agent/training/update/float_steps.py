@@ -1,13 +1,14 @@
 """Noise within float32's own steps, without which a masked sum of deltas tells what each silo put into it.
 
-A parameter of float32 moves by whole multiples of its step, the distance to its neighbour: a delta is a small integer times a number that
-everybody knows from the round's model. The sum over n silos with weights w is then a lattice of n dimensions in the steps, which
-reduction of lattices takes apart: one sum told the weights and each silo's delta. So each number has noise of about a step. ADR 18.
+A parameter of float32 moves by whole multiples of its step, the distance to its neighbour: a delta is a small integer
+times a number that everybody knows from the round's model. The sum over n silos with weights w is then a lattice of n
+dimensions in the steps, which reduction of lattices takes apart: one sum told the weights and each silo's delta. So
+each number has noise of about a step. ADR 18.
 
-Numbers that did not move have it as well: where one silo alone moved a row, its weight was seen by what is missing between 0 and a step.
-And all silos' noise is of one size in the sum, whatever they weigh: where nobody moved anything, the size of the noise would tell it.
-So noise that were whole multiples of anything would be so in the sum as well, of the same for all silos, and gone from
-what is left over: it is finer than any masked vector can tell.
+Numbers that did not move have it as well: where one silo alone moved a row, its weight was seen by what is missing
+between 0 and a step. And all silos' noise is of one size in the sum, whatever they weigh: where nobody moved anything,
+the size of the noise would tell it. So noise that were whole multiples of anything would be so in the sum as well, of
+the same for all silos, and gone from what is left over: it is finer than any masked vector can tell.
 """
 
 from typing import Final
@@ -19,7 +20,8 @@ from lorica_security.noise.random_words import RandomWords
 from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock
 
 _UNIFORM: Final = 4
-"""Numbers, each uniform within one step, whose sum is the noise. One leaves the edges of its steps to be seen, which a few smooth away."""
+"""Numbers, each uniform within one step, whose sum is the noise. One leaves the edges of its steps to be seen, which a
+few smooth away."""
 _BITS: Final = 16
 """Of each uniform number."""
 _FINE_BITS: Final = 32
@@ -31,7 +33,8 @@ _EXPONENT: Final = np.uint32(0x7F80_0000)
 
 
 def binade(one: FloatBlock, other: FloatBlock, out: FloatBlock) -> None:
-    """The power of two at or below the larger of `one` and `other`, by size; 0 where that is too small to be a normal number."""
+    """The power of two at or below the larger of `one` and `other`, by size; 0 where that is too small to be a normal
+    number."""
     exponents = out.view(np.uint32)
     np.bitwise_and(one.view(np.uint32), _EXPONENT, out=exponents)
     np.maximum(exponents, other.view(np.uint32) & _EXPONENT, out=exponents)
@@ -49,7 +52,8 @@ class StepNoise:
         self._key, self._scale = key, _STEP / share
 
     def of(self, binades: FloatBlock, begin: int) -> FloatBlock:
-        """Noise with the mean 0, which in the sum has a standard deviation of 0.58 steps of `binades` and is at most 2 steps.
+        """Noise with the mean 0, which in the sum has a standard deviation of 0.58 steps of `binades` and is at most 2
+        steps.
 
         They are the delta's from element `begin` on, which is a multiple of BLOCK_ELEMENTS, and no more than as many.
         """

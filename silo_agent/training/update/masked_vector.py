@@ -1,10 +1,10 @@
-"""The delta on disk, encoded and masked into the file that leaves (DESIGN section 4): two passes over blocks that stay in cache.
+"""The delta on disk, encoded and masked into the file that leaves (DESIGN section 4): two passes over blocks that stay
+in cache.
 
-The first pass checks the delta's bytes and takes its norm and the peak of each tensor, since clipping and scaling need them before the
-first byte. In the second each core has a chunk of its own, from the delta to the file: reads, scales, encodes, masks, digests and
-writes it while it is in the core's cache.
-Every stream is addressable, so the same delta, keys and weight give the same bytes, however often and on however many cores
-it is done.
+The first pass checks the delta's bytes and takes its norm and the peak of each tensor, since clipping and scaling need
+them before the first byte. In the second each core has a chunk of its own, from the delta to the file: reads, scales,
+encodes, masks, digests and writes it while it is in the core's cache. Every stream is addressable, so the same delta,
+keys and weight give the same bytes, however often and on however many cores it is done.
 
 Memory is a few chunks for each core, whatever the size of the model; none of it is left as it was.
 """
@@ -51,7 +51,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptDelta:
-    """A delta as training left it: a flat vector on disk, of float32, or of int32 where a number stands for `unit` each.
+    """A delta as training left it: a flat vector on disk, of float32, or of int32 where a number stands for `unit`
+    each.
 
     `mark` is of the file when this process knew it to be right.
     """
@@ -64,7 +65,8 @@ class KeptDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedVector:
-    """`manifest` describes the file, which is on disk. `saturated` coordinates were beyond their range; it stays in this silo."""
+    """`manifest` describes the file, which is on disk. `saturated` coordinates were beyond their range; it stays in
+    this silo."""
 
     manifest: Manifest
     mark: FileMark
@@ -72,16 +74,18 @@ class MaskedVector:
 
 
 def own_weight(section: AggregationSection, summary: TrainingSummary) -> float:
-    """What this silo's delta counts in the sum: the plan's weighting, at least the plan's least weight. The encoding caps it, and counts that.
+    """What this silo's delta counts in the sum: the plan's weighting, at least the plan's least weight. The encoding
+    caps it, and counts that.
 
-    Both bounds are the same in every round. So whatever model a silo was handed, nobody's delta counts more than max_weight_ratio times
-    another's.
+    Both bounds are the same in every round. So whatever model a silo was handed, nobody's delta counts more than
+    max_weight_ratio times another's.
     """
     return max(section.weighs.raw_weight(summary), section.least_weight)
 
 
 def own_share(section: AggregationSection, summary: TrainingSummary) -> float:
-    """What the sum has of this silo's delta, where it is within its range: its weight over the plan's cap, above 0 and at most 1."""
+    """What the sum has of this silo's delta, where it is within its range: its weight over the plan's cap, above 0 and
+    at most 1."""
     return min(own_weight(section, summary) / section.weight_cap, 1.0)
 
 
@@ -100,13 +104,13 @@ def write_masked_vector(
 ) -> MaskedVector:
     """Write the encoded and masked `delta` to `path`: the words of `work`'s fixed point, little-endian.
 
-    A delta longer than `clipping_norm` is scaled down to it; 0: not. A tensor that is beyond its range then is scaled down into it. One of whole
-    numbers is never scaled, by which a record would move it further than by what it adds: what is beyond the range is cut. With
-    `noise` every coordinate has that much of it, drawn from `work`'s key, and the words behind the delta are the same for every silo,
-    without `scores`. `threads` is as many as there are cores, unless given. The
-    masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an error there is no file. Raises
-    TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for one that was changed or does not fit the
-    fixed point, StorageError naming the file.
+    A delta longer than `clipping_norm` is scaled down to it; 0: not. A tensor that is beyond its range then is scaled
+    down into it. One of whole numbers is never scaled, by which a record would move it further than by what it adds:
+    what is beyond the range is cut. With `noise` every coordinate has that much of it, drawn from `work`'s key, and the
+    words behind the delta are the same for every silo, without `scores`. `threads` is as many as there are cores,
+    unless given. The masks, the rounding and the noise of `work` are erased in the end, whatever happened, and after an
+    error there is no file. Raises TrainingDiverged for a delta that is not finite, TrainingStopped, IntegrityError for
+    one that was changed or does not fit the fixed point, StorageError naming the file.
     """
     cores = len(os.sched_getaffinity(0)) if threads is None else threads
     workers = max(1, min(cores, MOST_THREADS))
@@ -216,8 +220,8 @@ class _DeltaFile:
         elements = ranges.elements
         if self._manifest.total_bytes != elements * _ITEM or self._manifest.chunk_bytes % _ITEM:
             raise IntegrityError(
-                f"delta {self._path} has {self._manifest.total_bytes} bytes in chunks of {self._manifest.chunk_bytes}, the "
-                f"roster is for {elements} parameters: it is of another model"
+                f"delta {self._path} has {self._manifest.total_bytes} bytes in chunks of "
+                f"{self._manifest.chunk_bytes}, the roster is for {elements} parameters: it is of another model"
             )
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -231,7 +235,8 @@ class _DeltaFile:
         return range(self._manifest.chunks)
 
     def measured(self, bench: _Bench, chunk: int) -> tuple[float, list[tuple[int, float]]]:
-        """The sum of squares of one chunk and its tensors' `peaks`, neither of whole numbers. Its digest is checked unless the file is known."""
+        """The sum of squares of one chunk and its tensors' `peaks`, neither of whole numbers. Its digest is checked
+        unless the file is known."""
         at = chunk * self._manifest.chunk_bytes // _ITEM
         values = bench.delta[: self._manifest.chunk_size(chunk) // _ITEM]
         self.read(values, at)
@@ -312,7 +317,8 @@ class _Task:
         return saturated
 
     def mask_end(self, bench: _Bench, saturated: int) -> int:
-        """Write what comes after `chunks`, in which `saturated` coordinates were beyond their range; how many were in all."""
+        """Write what comes after `chunks`, in which `saturated` coordinates were beyond their range; how many were in
+        all."""
         chunk = len(self.chunks)
         first = chunk * BLOCK_ELEMENTS
         left = self._elements - first

@@ -1,16 +1,16 @@
 """What rounding cut off an update, kept until it is known whether that update counted.
 
-A residual belongs to one update and is named after it. An order to train says which of this silo's updates is the newest
-that a model includes: its residual is the one to begin with, whatever became of later updates. A round that is abandoned
-and tried again begins with the same residual, so none is added twice. There are two at most: the one that was begun with
-and the one that is left; the latter takes the place of an older one.
+A residual belongs to one update and is named after it. An order to train says which of this silo's updates is the
+newest that a model includes: its residual is the one to begin with, whatever became of later updates. A round that is
+abandoned and tried again begins with the same residual, so none is added twice. There are two at most: the one that was
+begun with and the one that is left; the latter takes the place of an older one.
 
     PLAN-UPDATE.residual    float32 in layout order, the BLAKE3 of each block, and a seal over these, plan and update
     new.residual.part       one that is being written
 
 A residual is data of the silo: a private file that never leaves. It is also a convenience: one that is lost, damaged or
-cannot be written costs accuracy and nothing else. Nobody waits until it is on disk, therefore: a kill loses nothing of what
-was written, and after a power cut the digests tell what the system had not come to.
+cannot be written costs accuracy and nothing else. Nobody waits until it is on disk, therefore: a kill loses nothing of
+what was written, and after a power cut the digests tell what the system had not come to.
 """
 
 import os
@@ -169,6 +169,6 @@ class ResidualWriter:
                 self._residuals.part.unlink(missing_ok=True)
             self._residuals.notice(
                 "residual-not-written",
-                f"{self._residuals.part} cannot be written ({error.strerror}): what rounding cuts off this update is not "
-                "made up for; free some space",
+                f"{self._residuals.part} cannot be written ({error.strerror}): what rounding cuts off this update "
+                "is not made up for; free some space",
             )

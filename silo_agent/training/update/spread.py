@@ -1,16 +1,19 @@
 """Deltas whose numbers are of one size are spread before they are masked, or a sum over few silos could be taken apart.
 
-An optimizer that divides each gradient by its own size, as AdamW does, moves nearly every parameter by plus or minus the same number in
-its first steps. A sum over n silos with different weights then has 2^n values, which tell the weights, and at each coordinate the sign
-of each silo: its delta. So each number of such a delta is multiplied by one of this silo's own, drawn from the size of a normal variable
-and with the mean 1: what is summed is a normal variable then, and the sum tells of a part no more than its share. ADR 16.
+An optimizer that divides each gradient by its own size, as AdamW does, moves nearly every parameter by plus or minus
+the same number in its first steps. A sum over n silos with different weights then has 2^n values, which tell the
+weights, and at each coordinate the sign of each silo: its delta. So each number of such a delta is multiplied by one of
+this silo's own, drawn from the size of a normal variable and with the mean 1: what is summed is a normal variable then,
+and the sum tells of a part no more than its share. ADR 16.
 
-Deltas of more steps are spread by themselves where every step moved them. A row of the embedding is moved by the steps that met its word,
-and a unit of ReLU by those that made it fire: a row or column that one step reached has numbers of one size, which tells how many
-steps there were, and with them how many examples. So rows and columns are judged too. Factors of their elements leave a row's
-length, which tells that size as well: what is spread by its rows or columns has one more factor for each of them.
+Deltas of more steps are spread by themselves where every step moved them. A row of the embedding is moved by the steps
+that met its word, and a unit of ReLU by those that made it fire: a row or column that one step reached has numbers of
+one size, which tells how many steps there were, and with them how many examples. So rows and columns are judged too.
+Factors of their elements leave a row's length, which tells that size as well: what is spread by its rows or columns has
+one more factor for each of them.
 
-What is alike is judged before noise of float32's steps is added, which would hide it in numbers of a step or two, and multiplied after.
+What is alike is judged before noise of float32's steps is added, which would hide it in numbers of a step or two, and
+multiplied after.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +30,13 @@ from silo_agent.training.update.float_steps import StepNoise
 from silo_wire.manifest import TensorSpec
 
 MOST_ALIKE: Final = 0.25
-"""Of a tensor's numbers that are not 0, this share may be of one size: of a normal variable 0.1 are, of AdamW's first step all."""
+"""Of a tensor's numbers that are not 0, this share may be of one size: of a normal variable 0.1 are, of AdamW's first
+step all."""
 DRAWN_TOGETHER: Final = 1 << 12
 """Factors. Of fewer each takes longer, and of a row all are drawn that stand beside its own."""
 _SIZE_SHIFT: Final = 20
-"""Of float32's bits: sizes that agree in exponent and three more bits are within 12 %; two such classes beside each other count as one size."""
+"""Of float32's bits: sizes that agree in exponent and three more bits are within 12 %; two such classes beside each
+other count as one size."""
 _ONE_SIZE: Final = np.uint32(2 << _SIZE_SHIFT)
 """Of a row or column: numbers whose sizes, as float32's bits, are no further apart are of one size."""
 _LOOKED_AT: Final = 64
@@ -50,7 +55,8 @@ Scalar = TypeVar("Scalar", np.bool_, np.float32)
 
 
 class Spread:
-    """What a delta of one training is spread by. `key` is the silo's own, for this training alone: the same delta comes out again."""
+    """What a delta of one training is spread by. `key` is the silo's own, for this training alone: the same delta comes
+    out again."""
 
     def __init__(self, key: bytes, share: float = 1.0) -> None:
         """`key` has 32 bytes; the sum has the delta times `share`."""
@@ -69,8 +75,8 @@ class Spread:
     ) -> None:
         """Add `noise` to `values`, and spread them where too many of them were alike.
 
-        They are of `tensor`, which begins at element `start` of the delta, and their first is the delta's element `begin`. Numbers
-        that are alike are spread all over; of a matrix so are its rows and columns, each for itself.
+        They are of `tensor`, which begins at element `start` of the delta, and their first is the delta's element
+        `begin`. Numbers that are alike are spread all over; of a matrix so are its rows and columns, each for itself.
         """
         factors = list(self._factors(values, begin, tensor, start))
         if noise is not None:
@@ -95,7 +101,8 @@ class Spread:
         if columns is not None:
             moved |= rows.beside(columns)
         yield self._elements.where(moved, begin)
-        # Rows are numbered from where their tensor begins, and so are columns: no tensor has more of them than elements.
+        # Rows are numbered from where their tensor begins, and so are columns: no tensor has more of them than
+        # elements.
         yield np.repeat(self._rows.where(flat, start + rows.first), rows.counts)
         if columns is not None:
             yield rows.beside(self._columns.where(columns, start))
@@ -114,12 +121,14 @@ class Spread:
         return flat_lines(matrix.view(np.uint32).take(chosen, axis=1) & _SIGN, least=_LEAST_JUDGED)
 
     def _flat_columns(self, rows: "_Rows", flat: Truths, *, least: int) -> Truths | None:
-        """Which columns are flat in the rows that are whole and not flat themselves; None where there is no such column."""
+        """Which columns are flat in the rows that are whole and not flat themselves; None where there is no such
+        column."""
         order = self._order(len(rows.matrix))
         chosen = np.sort(order[~flat[rows.uncut][order]][:_LOOKED_AT])
         if len(chosen) < least:
             return None
-        # Rows whose lengths are powers of two would all be in the same few lines of the cache, and turning them four times as slow.
+        # Rows whose lengths are powers of two would all be in the same few lines of the cache, and turning them four
+        # times as slow.
         apart: Bits = np.empty((len(chosen), rows.matrix.shape[1] + 16), dtype=np.uint32)[:, :-16]
         np.bitwise_and(rows.matrix.view(np.uint32).take(chosen, axis=0), _SIGN, out=apart)
         columns = flat_lines(np.ascontiguousarray(apart.T), least=least)
@@ -146,7 +155,8 @@ class _Factors:
         return factors
 
     def _block(self, block: int) -> FloatBlock:
-        """All of a block, whatever part of it is needed: fewer would be other ones. Kept for the tensor that goes on in it."""
+        """All of a block, whatever part of it is needed: fewer would be other ones. Kept for the tensor that goes on in
+        it."""
         if self._drawn is None or self._drawn[0] != block:
             drawn = np.abs(self._normal.block(block, DRAWN_TOGETHER)) * _MEAN_1
             self._drawn = block, drawn.astype(np.float32)
@@ -198,7 +208,8 @@ class _Rows:
 
 
 def alike(values: FloatBlock) -> float:
-    """The largest share of the numbers that are not 0 that is of one size, of many numbers by a sample; 0.0 where all are 0."""
+    """The largest share of the numbers that are not 0 that is of one size, of many numbers by a sample; 0.0 where all
+    are 0."""
     step = len(values) // _SAMPLE | 1  # odd, so that it goes through all columns of a matrix
     sizes = values[::step].view(np.uint32) & _SIGN
     classes = np.bincount(sizes[sizes != 0] >> _SIZE_SHIFT)
@@ -207,7 +218,8 @@ def alike(values: FloatBlock) -> float:
 
 
 def flat_lines(sizes: Bits, *, least: int) -> Truths:
-    """Which rows of `sizes`, float32 without signs, have so many numbers of one size as rows of normal variables seldom have.
+    """Which rows of `sizes`, float32 without signs, have so many numbers of one size as rows of normal variables seldom
+    have.
 
     A row with fewer than `least` numbers that are not 0 is not judged, unless it has no more. Sorts `sizes`.
     """

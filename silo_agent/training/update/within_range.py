@@ -1,8 +1,9 @@
-"""A delta that goes beyond what a sum can express: the tensor in which it does is scaled down as a whole, and nothing is cut.
+"""A delta that goes beyond what a sum can express: the tensor in which it does is scaled down as a whole, and nothing
+is cut.
 
-Were it cut number by number, a heavy silo would add plus or minus the range nearly everywhere. A sum of such deltas and one of a light
-silo is then a grid of known numbers, and what lies beside the grid is the light silo's delta. Scaled, a heavy silo's delta keeps
-its shape, and the sum tells of a part no more than its share. ADR 17.
+Were it cut number by number, a heavy silo would add plus or minus the range nearly everywhere. A sum of such deltas and
+one of a light silo is then a grid of known numbers, and what lies beside the grid is the light silo's delta. Scaled, a
+heavy silo's delta keeps its shape, and the sum tells of a part no more than its share. ADR 17.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +19,16 @@ INSIDE: Final = 1 - 2.0**-22
 
 
 def peaks(ranges: Ranges, values: FloatBlock, first: int) -> Iterator[tuple[int, float]]:
-    """(tensor, largest size of a number) of each tensor that has numbers in `values`, which begin at coordinate `first`; NaN wins."""
+    """(tensor, largest size of a number) of each tensor that has numbers in `values`, which begin at coordinate
+    `first`; NaN wins."""
     for tensor, begin, end in ranges.pieces(first, first + len(values)):
         piece = values[begin - first : end - first]
         yield tensor, max(float(piece.max()), -float(piece.min()))
 
 
 class WithinRange:
-    """What one silo's delta is multiplied by before `encoder` encodes it: `factor` everywhere, and a number of its own for a tensor.
+    """What one silo's delta is multiplied by before `encoder` encodes it: `factor` everywhere, and a number of its own
+    for a tensor.
 
     `largest` are the peaks of the delta as it is: one for each stretch that was looked at.
     """

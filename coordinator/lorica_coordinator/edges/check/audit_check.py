@@ -10,7 +10,8 @@ from lorica_security.on_disk.reading import Reading, heads_in
 
 
 def silo_heads(reading: Reading) -> dict[str, list[SignedHead]]:
-    """By writer, in the order in which they came. Raises IntegrityError naming an entry with a head that its silo did not sign.
+    """By writer, in the order in which they came. Raises IntegrityError naming an entry with a head that its silo did
+    not sign.
 
     Of a silo that was enrolled before the log began nothing is known but what it says: its heads are given as they are.
     """
@@ -34,7 +35,8 @@ def silo_heads(reading: Reading) -> dict[str, list[SignedHead]]:
 
 
 def check_silos(reading: Reading) -> list[str]:
-    """What `verify` prints of them. Raises IntegrityError for a silo whose log went back, or forked: it proves that itself."""
+    """What `verify` prints of them. Raises IntegrityError for a silo whose log went back, or forked: it proves that
+    itself."""
     said = []
     for writer, heads in sorted(silo_heads(reading).items()):
         check_one_history(heads, reading.where)

@@ -1,4 +1,5 @@
-"""What lies in a coordinator's folder: settings, permissions, keys, the process that holds it, certificates, the clock."""
+"""What lies in a coordinator's folder: settings, permissions, keys, the process that holds it, certificates, the
+clock."""
 
 import os
 import socket
@@ -58,7 +59,10 @@ def keys_said(found: Found) -> str:
     if found.keys_error is not None:
         raise found.keys_error
     protected = key_file.is_encrypted((found.ground.folder.keys / "identity.key").read_bytes())
-    return f"authority of {found.keys.federation}, {'encrypted' if protected else 'in clear, readable by their owner alone'}"
+    return (
+        f"authority of {found.keys.federation}, "
+        f"{'encrypted' if protected else 'in clear, readable by their owner alone'}"
+    )
 
 
 def _loaded(found: Found) -> KeyStore:
@@ -103,8 +107,8 @@ def process(found: Found) -> str:
         if found.shown is None or not found.keys.trust.issuers_of(parse_certificate(found.shown)):
             raise misconfigured(
                 Mistake.FOLDER_HELD.value,
-                f"process {found.running} holds {found.ground.folder.lock}, and {found.settings.listen.silos} does not answer as "
-                f"this federation's coordinator ({error})",
+                f"process {found.running} holds {found.ground.folder.lock}, and {found.settings.listen.silos} does "
+                f"not answer as this federation's coordinator ({error})",
             ) from error
     return f"process {found.running} serves {found.settings.listen.silos}"
 

@@ -26,7 +26,8 @@ def _open_files() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What checks stand on. `keys` loads the folder's key material for these settings; `plan` names the plan, "": the one under way, or the only one."""
+    """What checks stand on. `keys` loads the folder's key material for these settings; `plan` names the plan, "": the
+    one under way, or the only one."""
 
     folder: CoordinatorFolder
     keys: Callable[[Settings], KeyStore]
@@ -39,7 +40,8 @@ class Ground:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What earlier checks read, for later ones. `shown` is the certificate that a `running` coordinator answers with."""
+    """What earlier checks read, for later ones. `shown` is the certificate that a `running` coordinator answers
+    with."""
 
     ground: Ground
     settings: Settings

@@ -101,7 +101,8 @@ def disk(found: Found) -> str:
     if free < more:
         raise misconfigured(
             Mistake.DISK.value,
-            f"{state} has {mebibytes(free)} free, a cohort of {silos} and {MODELS_KEPT} models take {mebibytes(more)} more",
+            f"{state} has {mebibytes(free)} free, a cohort of {silos} and {MODELS_KEPT} models take "
+            f"{mebibytes(more)} more",
         )
     return f"{mebibytes(free)} free in {state}, {mebibytes(more)} needed for a cohort of {silos}"
 
@@ -124,7 +125,8 @@ def _under_way(state: State) -> tuple[Digest | None, str]:
 
 
 def _only(names: Sequence[str]) -> str:
-    """The plan that is meant where none is named and none is under way: `default`, as `coordinator serve` has it, or the only one."""
+    """The plan that is meant where none is named and none is under way: `default`, as `coordinator serve` has it, or
+    the only one."""
     return "default" if "default" in names or len(names) != 1 else names[0]
 
 

@@ -1,7 +1,7 @@
 """`coordinator check`: what could keep this federation from working, found before silos do.
 
-It changes nothing and works beside a running coordinator, which it then asks for its certificate as a silo would. What it can
-find has names: misconfigurations.py.
+It changes nothing and works beside a running coordinator, which it then asks for its certificate as a silo would. What
+it can find has names: misconfigurations.py.
 """
 
 from collections.abc import Callable, Sequence

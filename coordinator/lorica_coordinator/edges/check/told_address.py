@@ -46,12 +46,13 @@ def unreachable_from_elsewhere(host: str) -> str:
 
 
 def warning(host: str, port: int) -> str:
-    """In one sentence what silos are told, why it fails and what mends it; empty where nothing speaks against the host."""
+    """In one sentence what silos are told, why it fails and what mends it; empty where nothing speaks against the
+    host."""
     why = unreachable_from_elsewhere(host)
     if not why:
         return ""
     return (
-        f"silos are told to connect to {host}, port {port}, {why}. Silos on other machines need another name: put one by which they reach "
-        "this host first into `[public] hosts` of federation.toml, start `coordinator serve` anew and invite again; a new folder takes it "
-        "by `coordinator init DIR --host NAME`"
+        f"silos are told to connect to {host}, port {port}, {why}. Silos on other machines need another name: put "
+        "one by which they reach this host first into `[public] hosts` of federation.toml, start `coordinator serve` "
+        "anew and invite again; a new folder takes it by `coordinator init DIR --host NAME`"
     )

@@ -35,7 +35,8 @@ def send_trust(connection: Connection, certificate: IssuedCertificate, trust: st
 def register_certificate(connection: Connection, certificate: Certificate) -> None:
     """Its holder's own that ended long ago go: their dates alone keep them out, and renewals are many.
 
-    Nobody else's: a clock that is far ahead for an hour, in which the coordinator renews its own, would shut out every silo.
+    Nobody else's: a clock that is far ahead for an hour, in which the coordinator renews its own, would shut out every
+    silo.
     """
     long_ago = and_(
         certificates.c.uri == certificate.identity.uri,

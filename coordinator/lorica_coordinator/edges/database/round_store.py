@@ -1,10 +1,12 @@
-"""The coordinator's durable state in a database: the machine's state and the records of each transition, together or not at all.
+"""The coordinator's durable state in a database: the machine's state and the records of each transition, together or
+not at all.
 
 SQLite with a write-ahead log and full synchronisation: what a method wrote is on the disk when it returns. The same
 statements suit PostgreSQL; only the connection's settings are SQLite's own.
 
-The state of a masked round has the key shares that silos revealed for it. What is deleted or replaced is overwritten, and when
-an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that keeps old blocks does.
+The state of a masked round has the key shares that silos revealed for it. What is deleted or replaced is overwritten,
+and when an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that keeps old
+blocks does.
 """
 
 import sqlite3
@@ -135,7 +137,8 @@ class SqlRoundStore:
             self._clear_log()
 
     def _clear_log(self) -> None:
-        """Bring the log's pages into the database and empty it; where another process reads just now, after a later transition."""
+        """Bring the log's pages into the database and empty it; where another process reads just now, after a later
+        transition."""
         connection = self._database.raw_connection()
         try:
             cursor = connection.cursor()

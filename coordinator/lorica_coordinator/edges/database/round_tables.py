@@ -2,8 +2,9 @@
 
 Times are Unix seconds. A row of `machine` and the rows of the other tables change in one transaction.
 
-A change of these tables is a new revision in coordinator/lorica_coordinator/edges/database/migrations, and a new TABLES_REVISION. Alembic keeps the revision in
-a table of its own; `schema` says the same to releases from before there were revisions, which refuse what they do not know.
+A change of these tables is a new revision in coordinator/lorica_coordinator/edges/database/migrations, and a new
+TABLES_REVISION. Alembic keeps the revision in a table of its own; `schema` says the same to releases from before there
+were revisions, which refuse what they do not know.
 """
 
 from sqlalchemy import (

@@ -1,7 +1,8 @@
 """The round machine's state as JSON: the phase's name apart, so that it can be read without parsing the rest.
 
-A deadline is stored as the seconds that are left of it, since an instant of one process's steady clock means nothing to another.
-`STATE_VERSION` counts the shapes that states have had; a state of another version is refused, never guessed at.
+A deadline is stored as the seconds that are left of it, since an instant of one process's steady clock means nothing to
+another. `STATE_VERSION` counts the shapes that states have had; a state of another version is refused, never guessed
+at.
 """
 
 from dataclasses import replace
@@ -28,7 +29,8 @@ _ADAPTERS: dict[str, TypeAdapter[State]] = {kind.phase: TypeAdapter(kind) for ki
 
 
 def state_to_json(state: State, *, now: float) -> str:
-    """What is left of a deadline, at `now`. What an attempt of secure aggregation led to is left out: its journal says it."""
+    """What is left of a deadline, at `now`. What an attempt of secure aggregation led to is left out: its journal says
+    it."""
     at = deadline_of(state)
     left = state if at is None else with_deadline(state, max(0.0, at - now))
     return _ADAPTERS[state.phase].dump_json(_without_held(left)).decode()
@@ -45,7 +47,8 @@ def _without_held(state: State) -> State:
 
 
 def state_from_json(*, version: int, phase: str, text: str, where: str, now: float) -> State:
-    """The state that `text` holds, with its deadline as much after `now` as was left; raises StorageError naming `where` for another version or text that is not one."""
+    """The state that `text` holds, with its deadline as much after `now` as was left; raises StorageError naming
+    `where` for another version or text that is not one."""
     if version != STATE_VERSION:
         raise StorageError(
             f"{where} holds a state of version {version}, this coordinator reads version {STATE_VERSION}: "

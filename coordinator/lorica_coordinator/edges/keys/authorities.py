@@ -6,8 +6,9 @@
     keys/authorities.json       which of them there are, and in which stage; without it, `ca` issues
     keys/request.key            of a request that an institution's CA has not answered yet
 
-Every step of a succession is one replacement of authorities.json: what it names was written before, what it no longer needs is
-deleted after. A crash between leaves files that nothing names, which the next start of the coordinator deletes.
+Every step of a succession is one replacement of authorities.json: what it names was written before, what it no longer
+needs is deleted after. A crash between leaves files that nothing names, which the next start of the coordinator
+deletes.
 """
 
 import json
@@ -60,7 +61,8 @@ class Member:
 
 
 class Authorities:
-    """All of them, as of the last `load` or step. One process at a time changes them: the one that holds the folder's lock."""
+    """All of them, as of the last `load` or step. One process at a time changes them: the one that holds the folder's
+    lock."""
 
     def __init__(self, folder: Path, members: tuple[Member, ...], since: int, issuing: Authority) -> None:
         """`since`: when the set of them changed last, Unix seconds, rising with each change."""
@@ -144,7 +146,8 @@ class Authorities:
         )
 
     def tidy(self) -> None:
-        """Delete what a crash left between two steps: files that nothing names, keys that issue no more. Holds the lock."""
+        """Delete what a crash left between two steps: files that nothing names, keys that issue no more. Holds the
+        lock."""
         named = {member.name for member in self._members}
         kept = {member.name for member in self._members if member.stage is not Stage.TRUSTED}
         for path in (*self._folder.glob("ca.*"), *self._folder.glob("ca-*.*")):
@@ -162,13 +165,15 @@ class Authorities:
         self._join(tls_key_to_pem(authority.key), Certified(certificate=authority.certificate, chain=()), now)
 
     def request(self) -> bytes:
-        """A PEM request for an institution's CA, of a key that is kept until the answer is adopted; the last one counts."""
+        """A PEM request for an institution's CA, of a key that is kept until the answer is adopted; the last one
+        counts."""
         key = new_tls_key()
         key_file.write_key(self._folder / REQUEST_KEY, tls_key_to_pem(key), os.environ)
         return authority_request(key, self._issuing.federation)
 
     def adopt(self, certificate_pem: bytes, chain_pem: bytes, now: datetime) -> None:
-        """What the institution's CA made of the request joins as the successor; raises StateError, ConfigurationError."""
+        """What the institution's CA made of the request joins as the successor; raises StateError,
+        ConfigurationError."""
         self._require_no_successor()
         path = self._folder / REQUEST_KEY
         if not path.exists() or files.was_erased(path):
@@ -185,7 +190,8 @@ class Authorities:
         files.erase(path)
 
     def activate(self) -> None:
-        """The successor issues from now on; the key of the one before is deleted. Raises StateError without a successor."""
+        """The successor issues from now on; the key of the one before is deleted. Raises StateError without a
+        successor."""
         successor = self._member(Stage.SUCCESSOR)
         before = self._member(Stage.ISSUING)
         authority = _authority(self._folder, successor)
@@ -260,13 +266,14 @@ class Authorities:
         for member in self._members:
             if member.stage is Stage.SUCCESSOR:
                 raise StateError(
-                    f"authority {member.name} waits to succeed already: `coordinator ca activate` lets it, once every silo "
-                    "knows it"
+                    f"authority {member.name} waits to succeed already: `coordinator ca activate` lets it, once "
+                    "every silo knows it"
                 )
 
 
 def require_none(folder: Path, key_pem: bytes | None = None) -> None:
-    """Raises ConfigurationError where `folder` holds an authority, or the key of another one than `key_pem`, whose import was cut off."""
+    """Raises ConfigurationError where `folder` holds an authority, or the key of another one than `key_pem`, whose
+    import was cut off."""
     key = folder / f"{FIRST}.key"
     cut_off = key_pem is not None and key.exists() and key_file.read_key(key, os.environ) == key_pem
     if any((folder / name).exists() for name in (f"{FIRST}.pem", INDEX)) or (key.exists() and not cut_off):

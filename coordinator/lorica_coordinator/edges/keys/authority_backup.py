@@ -1,7 +1,7 @@
 """The authority that issues, as one encrypted file that other tools can read: PKCS#12 with key, certificate and chain.
 
-AES-256 and a key that PBKDF2 makes of the passphrase in 600,000 rounds. The coordinator's identity key is not in it: silos pin
-that as well, so a machine that takes over needs both, or enrols its silos anew.
+AES-256 and a key that PBKDF2 makes of the passphrase in 600,000 rounds. The coordinator's identity key is not in it:
+silos pin that as well, so a machine that takes over needs both, or enrols its silos anew.
 """
 
 from pathlib import Path
@@ -26,12 +26,14 @@ LEAST_PASSPHRASE_CHARACTERS = 12
 
 
 def export_authority(authorities: Authorities, target: Path, passphrase: str) -> None:
-    """Write the authority that issues to a new file; raises ConfigurationError for one that is there or a short passphrase."""
+    """Write the authority that issues to a new file; raises ConfigurationError for one that is there or a short
+    passphrase."""
     if target.exists():
         raise ConfigurationError(f"{target} is there already: choose a new file")
     if len(passphrase) < LEAST_PASSPHRASE_CHARACTERS:
         raise ConfigurationError(
-            f"passphrase of {len(passphrase)} characters: take at least {LEAST_PASSPHRASE_CHARACTERS}, better five random words"
+            f"passphrase of {len(passphrase)} characters: take at least {LEAST_PASSPHRASE_CHARACTERS}, better five "
+            "random words"
         )
     protection = (
         PrivateFormat.PKCS12.encryption_builder()
@@ -51,7 +53,8 @@ def export_authority(authorities: Authorities, target: Path, passphrase: str) ->
 
 
 def import_authority(folder: Path, source: Path, passphrase: str, federation: FederationName) -> None:
-    """Make the authority of `source` that of a folder without one; raises ConfigurationError and then writes nothing."""
+    """Make the authority of `source` that of a folder without one; raises ConfigurationError and then writes
+    nothing."""
     try:
         content = source.read_bytes()
     except OSError as error:

@@ -60,7 +60,8 @@ class CoordinatorFolder:
 
 
 def undo_init(folder: CoordinatorFolder) -> None:
-    """Erase the keys of a `coordinator init` that a kill cut off before federation.toml: nobody was told of them. Raises StorageError.
+    """Erase the keys of a `coordinator init` that a kill cut off before federation.toml: nobody was told of them.
+    Raises StorageError.
 
     Not where there is more: what federation.toml was lost from since has keys that silos know.
     """

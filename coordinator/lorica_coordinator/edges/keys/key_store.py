@@ -1,11 +1,13 @@
-"""The coordinator's keys and certificates on disk: its authorities, its own TLS pair, its identity key, the operator's pair.
+"""The coordinator's keys and certificates on disk: its authorities, its own TLS pair, its identity key, the operator's
+pair.
 
     keys/ca.key ca.pem ...      the federation's authorities (authorities.py)
     keys/server-pair.pem        key and certificate that both listeners present
     keys/identity.key           Ed25519, signs round models and trust bundles
     keys/operator-pair.pem      what the operator's commands on this host present
 
-The folder is 0700, keys are 0600 and refused otherwise, encrypted where there is a passphrase (security/lorica_security/host/key_file.py). The two pairs are issued again at two thirds of their life, since the
+The folder is 0700, keys are 0600 and refused otherwise, encrypted where there is a passphrase
+(security/lorica_security/host/key_file.py). The two pairs are issued again at two thirds of their life, since the
 authority is at hand; a new TLS key goes with each. Key and certificate share a file, so that no crash parts them.
 """
 
@@ -181,8 +183,8 @@ class KeyStore:
         return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
     def server_pair(self, now: datetime) -> TlsPair:
-        """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority changed,
-        or the clock was ahead when they were issued."""
+        """The coordinator's TLS key and certificate, issued anew when they are due, or its host names or authority
+        changed, or the clock was ahead when they were issued."""
         pair = self._pair("server", Identity(self.federation, Role.COORDINATOR), now, self.hosts)
         self._keep("server", pair)
         return pair

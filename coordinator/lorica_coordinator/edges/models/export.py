@@ -1,7 +1,8 @@
 """A global model as a Hugging Face folder that `from_pretrained` loads: the plan's own files and the parameters.
 
 Nothing is converted: configuration and tokenizer are the bytes that the silos approved, the parameters those that they
-were handed, in the plan's type for models, each chunk checked on the way. Adapters are merged into the model that they are for.
+were handed, in the plan's type for models, each chunk checked on the way. Adapters are merged into the model that they
+are for.
 """
 
 from collections.abc import Iterator
@@ -81,7 +82,8 @@ Trained where the data is, by the silos of the federation; no example left a sil
 | weighting | {plan.aggregation.weighting} |
 | server optimizer | {plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g} |
 
-The input is `{prompt}`, at most {training.max_input_tokens} tokens; the output is SQL, at most {training.max_output_tokens} tokens.
+The input is `{prompt}`, at most {training.max_input_tokens} tokens.
+The output is SQL, at most {training.max_output_tokens} tokens.
 SQL that a model wrote may be wrong or harmful: run it read-only, with a time limit.
 
 ```python
@@ -89,7 +91,8 @@ from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
 model = T5ForConditionalGeneration.from_pretrained("DIR")
-ids = model.generate(**tokenizer("how many patients are there ?", return_tensors="pt"), max_new_tokens={training.max_output_tokens})
+question = tokenizer("how many patients are there ?", return_tensors="pt")
+ids = model.generate(**question, max_new_tokens={training.max_output_tokens})
 print(tokenizer.decode(ids[0], skip_special_tokens=True))
 ```
 """

@@ -1,7 +1,7 @@
 """Where a model lies as a folder while it is sent to another host: one at a time, and gone however the sending ends.
 
-A thread that writes cannot be stopped: whoever is cut off while it does leaves it to a task that waits for its end and deletes
-what it made. What a killed process leaves, the next one deletes as it starts.
+A thread that writes cannot be stopped: whoever is cut off while it does leaves it to a task that waits for its end and
+deletes what it made. What a killed process leaves, the next one deletes as it starts.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ class ExportScratch:
 
     @asynccontextmanager
     async def written(self, write: Callable[[Path], None]) -> AsyncIterator[Path]:
-        """The folder that `write` makes, in a thread, until the end of the block; raises Conflict while there is another."""
+        """The folder that `write` makes, in a thread, until the end of the block; raises Conflict while there is
+        another."""
         if self._taken:
             raise Conflict("another model is being exported from here: try again when that has ended")
         self._taken = True

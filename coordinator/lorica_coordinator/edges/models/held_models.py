@@ -1,7 +1,8 @@
 """Whoever copies models holds them meanwhile: no model is deleted or written over under a reader's eyes.
 
-A lock file beside the plans' folders: shared by readers, held alone by whoever lets models go. The kernel lets it go with the process.
-A coordinator never waits for a reader: it keeps what it would have let go until after the next round, or `coordinator gc`.
+A lock file beside the plans' folders: shared by readers, held alone by whoever lets models go. The kernel lets it go
+with the process. A coordinator never waits for a reader: it keeps what it would have let go until after the next round,
+or `coordinator gc`.
 """
 
 import fcntl

@@ -1,6 +1,7 @@
 """The models of one plan on disk, each under its manifest digest, with the server optimizer's state that belongs to it.
 
-    <digest>.safetensors      the parameters as they are published (coordinator/lorica_coordinator/vectors/model_file.py)
+    <digest>.safetensors      the parameters as they are published
+                              (coordinator/lorica_coordinator/vectors/model_file.py)
     <digest>.manifest.json    their manifest, whose digest is the file's name
     <digest>.optimizer/       state.json and one file per slot, all float32
     initial.json              the digest of the initial model, and of the file that it was made from
@@ -8,8 +9,8 @@
     base/                     with adapters: a store of the same kind, of the model that they are for
     evidence/                 under masks: what shows that the sums made the models (round_evidence.py)
 
-Where models are published in bfloat16, the float32 numbers that the next step begins from are one more slot, `master`; else
-the published model is its own master, and the initial one has no state.
+Where models are published in bfloat16, the float32 numbers that the next step begins from are one more slot, `master`;
+else the published model is its own master, and the initial one has no state.
 
 A model appears last, by rename, when everything else of it is durable: a model that exists is whole. The state belongs
 to the model, not to a round, so a round that is done again after a crash starts from what it started from before. Where
@@ -59,7 +60,8 @@ _SLOT = ".f32"
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """What the server optimizer carried after `steps` steps: a vector per slot, `master` among them where there is one."""
+    """What the server optimizer carried after `steps` steps: a vector per slot, `master` among them where there is
+    one."""
 
     steps: int
     slots: Mapping[str, StoredVector]
@@ -76,9 +78,9 @@ class Slab:
 class ModelStore:
     """`folder` holds one plan's models.
 
-    `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan folder's
-    model, needed until it was imported; `initial` is its manifest digest, `published` that of what silos are handed where the
-    plan names it.
+    `layout` is of float32, `model_layout` of the type in which models are published. `initial_file` is the plan
+    folder's model, needed until it was imported; `initial` is its manifest digest, `published` that of what silos are
+    handed where the plan names it.
     """
 
     def __init__(
@@ -144,7 +146,8 @@ class ModelStore:
         return StoredVector(path, self._header_bytes, self.manifest(model), self._marks.get(path))
 
     def master(self, model: Digest, state: OptimizerState) -> StoredVector:
-        """The model's parameters in float32, `state` being its own; raises what `manifest` raises, and IntegrityError."""
+        """The model's parameters in float32, `state` being its own; raises what `manifest` raises, and
+        IntegrityError."""
         if not self.keeps_master:
             return self.vector(model)
         if MASTER not in state.slots:
@@ -183,7 +186,8 @@ class ModelStore:
         return manifest.digest
 
     def retain(self, models: Set[Digest]) -> None:
-        """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files become spares.
+        """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files
+        become spares.
 
         Nothing goes while somebody holds the models, to copy them: then it is for the next call.
         """

@@ -1,20 +1,22 @@
 """Client updates on their way in: one file per plan, round, attempt and silo, and what is held of it.
 
     <plan>/<round>-<attempt>/<silo>.delta    the chunks, each at its place; the file has its full size from the start
-    <plan>/<round>-<attempt>/<silo>.key      what they are encrypted with, destroyed when the attempt is over (spool_key.py)
+    <plan>/<round>-<attempt>/<silo>.key      what they are encrypted with, destroyed when the attempt is over
+                                             (spool_key.py)
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
-    <plan>/spare/                            the files of closed attempts, noise by then, to be written over (spare_files.py)
+    <plan>/spare/                            the files of closed attempts, noise by then, to be written over
+                                             (spare_files.py)
 
-Masked vectors come in the same way; of their words, which are as good as any others, there is nothing to check but the digest,
-and their norm is written down as zero.
+Masked vectors come in the same way; of their words, which are as good as any others, there is nothing to check but the
+digest, and their norm is written down as zero.
 
-Every chunk is checked against the manifest before it is written, and its part of the norm is found then. Chunks are held
-in order: how many, is remembered while the process lives. After a restart the file's chunks are checked again, from the
-first to the first that is not what the manifest says; what a file held before it was taken over never is. A spool is
-committed when its JSON holds the norm, which is written after the data is durable.
+Every chunk is checked against the manifest before it is written, and its part of the norm is found then. Chunks are
+held in order: how many, is remembered while the process lives. After a restart the file's chunks are checked again,
+from the first to the first that is not what the manifest says; what a file held before it was taken over never is. A
+spool is committed when its JSON holds the norm, which is written after the data is durable.
 
-A file's mark vouches for ciphertext, so it counts only together with the key of the same progress, and only while that key is
-the one on the disk.
+A file's mark vouches for ciphertext, so it counts only together with the key of the same progress, and only while that
+key is the one on the disk.
 """
 
 import math
@@ -147,8 +149,8 @@ class Spool:
                 return self._progress.norm
             if self.held != self._manifest.chunks:
                 raise MalformedMessage(
-                    f"the update of silo {self._silo} is not complete: {self.held} of {self._manifest.chunks} chunks are "
-                    "held"
+                    f"the update of silo {self._silo} is not complete: {self.held} of {self._manifest.chunks} "
+                    "chunks are held"
                 )
             try:
                 os.fsync(self._open())
@@ -269,7 +271,8 @@ class Spools:
         return StoredVector(place.delta, 0, known[0], spool.progress.mark, spool.progress.key)
 
     def discard(self, key: RoundKey) -> None:
-        """Let every spool of this attempt go, unreadable from now on; nothing happens when there is none. Their files become spares."""
+        """Let every spool of this attempt go, unreadable from now on; nothing happens when there is none. Their files
+        become spares."""
         folder = self._attempt(key)
         spares = SpareFiles(folder.parent / _SPARE)
         try:
@@ -335,7 +338,8 @@ class Spools:
         return _Progress(key, sums, record[1] if len(sums) == manifest.chunks else None)
 
     def _confirmed(self, place: _Place, manifest: Manifest, progress: _Progress | None) -> _Progress | None:
-        """What `_progress` found, unless another update, with another key, was begun in this place since. Holds the lock."""
+        """What `_progress` found, unless another update, with another key, was begun in this place since. Holds the
+        lock."""
         if (known := self._known.get(place)) is not None:
             return known.progress if known.manifest == manifest else None
         record = place.read()

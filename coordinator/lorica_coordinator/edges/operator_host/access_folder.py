@@ -90,7 +90,8 @@ class AccessFolder:
         return pem
 
     def accept(self, granted: str, *, now: datetime) -> Identity:
-        """Take up what `coordinator access grant` printed; raises ConfigurationError unless it is for the key that is here."""
+        """Take up what `coordinator access grant` printed; raises ConfigurationError unless it is for the key that is
+        here."""
         if not self.key.exists():
             raise StateError(f"{self.root} holds no request: begin with `coordinator access request`")
         _, identity = _checked(_parsed(granted, "what was granted"), key_file.read_key(self.key, os.environ), now)
@@ -113,8 +114,8 @@ class AccessFolder:
     def renew(self, answer: RenewalAnswer, *, now: datetime) -> OperatorAccess:
         """Take up what the coordinator answered; a crash leaves the access before or this one.
 
-        Raises IntegrityError for a trust bundle that the coordinator did not sign, or that is older than the one that is held,
-        ConfigurationError, AuthenticationError for a certificate that is not for the new key or another's.
+        Raises IntegrityError for a trust bundle that the coordinator did not sign, or that is older than the one that
+        is held, ConfigurationError, AuthenticationError for a certificate that is not for the new key or another's.
         """
         held = self._read()
         identity = Identity.from_uri(held.identity)

@@ -1,4 +1,5 @@
-"""A model's folder from the coordinator, on another host: file by file, each held to its digest, whole or not at all."""
+"""A model's folder from the coordinator, on another host: file by file, each held to its digest, whole or not at
+all."""
 
 import os
 import re
@@ -21,7 +22,8 @@ async def fetch_export(
 ) -> tuple[str, Digest]:
     """Write the files to `target`, which must be empty or not exist; the plan's name and the model.
 
-    Raises ConfigurationError for a folder that holds anything, IntegrityError for a file that came damaged, StorageError.
+    Raises ConfigurationError for a folder that holds anything, IntegrityError for a file that came damaged,
+    StorageError.
     """
     plan, model = "", b""
     with files.new_folder(target) as work, closing(_File(work)) as current:

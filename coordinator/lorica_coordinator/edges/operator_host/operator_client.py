@@ -24,7 +24,8 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAccess:
-    """Where the coordinator is, and the operator's certificate. `remote`: on another host, perhaps behind HTTPS_PROXY."""
+    """Where the coordinator is, and the operator's certificate. `remote`: on another host, perhaps behind
+    HTTPS_PROXY."""
 
     address: str
     federation: FederationName

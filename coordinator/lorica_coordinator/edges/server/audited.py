@@ -1,7 +1,8 @@
-"""Where things pass on their way to happen, and into the audit log first: the records, the operators' commands, the gate's refusals.
+"""Where things pass on their way to happen, and into the audit log first: the records, the operators' commands, the
+gate's refusals.
 
-Each class stands before the real one, and says of each of its methods whether it is entered or only handed on. What is written before it happens may stand
-twice, or for nothing, after a crash or a full disk; what happened is never missing.
+Each class stands before the real one, and says of each of its methods whether it is entered or only handed on. What is
+written before it happens may stand twice, or for nothing, after a crash or a full disk; what happened is never missing.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
@@ -133,9 +134,11 @@ class AuditedStore:
 
 
 class AuditedOperator:
-    """An Operator servicer: every command is in the log before it is done, with all that it says; what only looks is not.
+    """An Operator servicer: every command is in the log before it is done, with all that it says; what only looks is
+    not.
 
-    A command that failed is followed by its refusal, where it came over the wire. No request holds a secret: tokens are replies.
+    A command that failed is followed by its refusal, where it came over the wire. No request holds a secret: tokens are
+    replies.
     """
 
     def __init__(self, servicer: OperatorServicer, audit: AuditPort) -> None:

@@ -1,4 +1,5 @@
-"""Who may call what: one row for every RPC of the wire. An RPC without a row cannot be served (a test walks them all)."""
+"""Who may call what: one row for every RPC of the wire. An RPC without a row cannot be served (a test walks them
+all)."""
 
 from typing import Final
 
@@ -53,7 +54,8 @@ ALLOWED: Final[dict[str, frozenset[Role]]] = {
 
 
 OF_THE_HOST: Final = frozenset({"/silo_wire.v1.Operator/ChangeAuthority"})
-"""For the operator on the coordinator's own host alone: whoever steals a laptop's certificate must not come by the federation."""
+"""For the operator on the coordinator's own host alone: whoever steals a laptop's certificate must not come by the
+federation."""
 
 
 def authorise(identity: Identity, method: str) -> None:

@@ -19,8 +19,8 @@ from silo_wire.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 MOST_FAILURES = 10
 WINDOW_S = 60.0
-"""Nobody guesses a secret of 256 bits: the limit spares the log and the CPU. A right token is taken from any source, since the
-silo that it is for may share an address with whoever fails."""
+"""Nobody guesses a secret of 256 bits: the limit spares the log and the CPU. A right token is taken from any source,
+since the silo that it is for may share an address with whoever fails."""
 
 
 class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):

@@ -39,7 +39,8 @@ class FreshCertificates:
         self._tell()
 
     async def run(self) -> None:
-        """Until cancelled. What fails is told, counted and tried again: the certificates at hand are good for a while."""
+        """Until cancelled. What fails is told, counted and tried again: the certificates at hand are good for a
+        while."""
         while True:
             self._changed.clear()
             wait = LONGEST_WAIT_S

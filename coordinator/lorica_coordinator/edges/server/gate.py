@@ -1,12 +1,12 @@
 """What every call passes before a servicer sees it: who are you, may you, how much of this server do you hold already,
 and what becomes of an error.
 
-The identity comes from the certificate that TLS verified, is checked again in full (lorica_security.pki.peer), looked up in the
-coordinator's register and compared with the authorisation table. It is handed on in CALLER; no servicer reads an identity from
-anywhere else. A call that is open when its caller is revoked, when its
-certificate expires, or when the authority of that is retired, is cut there and then. Errors of
-lorica_security.errors become status in the one table of silo_wire.transport; anything else is a defect, logged with its
-traceback and told to the peer as "internal error" alone.
+The identity comes from the certificate that TLS verified, is checked again in full (lorica_security.pki.peer), looked
+up in the coordinator's register and compared with the authorisation table. It is handed on in CALLER; no servicer reads
+an identity from anywhere else. A call that is open when its caller is revoked, when its certificate expires, or when
+the authority of that is retired, is cut there and then. Errors of lorica_security.errors become status in the one table
+of silo_wire.transport; anything else is a defect, logged with its traceback and told to the peer as "internal error"
+alone.
 
 No request is read before its caller is known and within its limits. gRPC takes in a message of MAX_MESSAGE_BYTES for
 whoever began to send one, and keeps it until the rest has come: without limits a single silo fills the server's memory
@@ -70,8 +70,8 @@ def by_certificate(
     require: Callable[[Identity, str, str], None],
     admitted: Callable[[Identity, str], None],
 ) -> Admit:
-    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call, `require` raises
-    unless its serial and digest are registered, `admitted` hears of each that is let in."""
+    """Identify and authorise a caller by its verified client certificate; what is trusted is asked at each call,
+    `require` raises unless its serial and digest are registered, `admitted` hears of each that is let in."""
 
     def admit(method: str, context: Any) -> Caller:
         presented = context.auth_context().get("x509_pem_cert", [])
@@ -135,7 +135,8 @@ class _OpenCall:
 
 
 class _Expiry:
-    """Cuts a call when its caller's certificate has ended. The clock may be set meanwhile, so it looks at it again and again."""
+    """Cuts a call when its caller's certificate has ended. The clock may be set meanwhile, so it looks at it again and
+    again."""
 
     def __init__(self, call: _OpenCall, name: str, certificate: Certificate) -> None:
         self._call, self._name, self._window = call, name, Window.of(certificate)
@@ -164,7 +165,8 @@ class _Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A call that was turned away, or failed: the class of the error, or DEFECT; `peer` is the caller's URI, or where it came from."""
+    """A call that was turned away, or failed: the class of the error, or DEFECT; `peer` is the caller's URI, or where
+    it came from."""
 
     kind: str
     method: str
@@ -191,7 +193,8 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             call.cut(error)
 
     def trusted(self, trust: TrustBundle) -> None:
-        """End every open call whose certificate is of an authority outside `trust`. Whoever has a newer one comes again with it."""
+        """End every open call whose certificate is of an authority outside `trust`. Whoever has a newer one comes again
+        with it."""
         for share in tuple(self._shares.values()):
             for call in tuple(share.calls):
                 if call.certificate is not None and not trust.issuers_of(call.certificate):

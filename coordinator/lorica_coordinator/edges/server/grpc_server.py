@@ -78,8 +78,8 @@ class Listener:
         if speaks_it:
             await server.stop(None)
             raise StateError(
-                f"{self._address} accepted TLS 1.2, which must be off: gRPC was imported before TLS 1.3 was set, or has "
-                "changed; report this as a defect"
+                f"{self._address} accepted TLS 1.2, which must be off: gRPC was imported before TLS 1.3 was set, or "
+                "has changed; report this as a defect"
             )
         self._server = server
 

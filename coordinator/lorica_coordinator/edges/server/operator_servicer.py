@@ -36,10 +36,11 @@ DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnThisHost:
-    """What commands from elsewhere cannot know: how long things hold, where the coordinator is, how a model becomes a folder.
+    """What commands from elsewhere cannot know: how long things hold, where the coordinator is, how a model becomes a
+    folder.
 
-    `export` writes a model of a plan to a new folder; `scratch` is where such a folder may be until it is sent. `collect` lets go of what
-    is needed no more, given the present plan, or with True tells what that would be.
+    `export` writes a model of a plan to a new folder; `scratch` is where such a folder may be until it is sent.
+    `collect` lets go of what is needed no more, given the present plan, or with True tells what that would be.
     """
 
     invitation_s: float
@@ -128,8 +129,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         _check_not_the_hosts_own(role, request.name)
         if request.valid_seconds > self._host.access_s:
             raise ConfigurationError(
-                f"access for {request.valid_seconds / DAY_S:.1f} days is asked for, and certificates.access_lifetime_days of "
-                f"federation.toml is {self._host.access_s / DAY_S:g}: grant fewer, or raise it"
+                f"access for {request.valid_seconds / DAY_S:.1f} days is asked for, and "
+                f"certificates.access_lifetime_days of federation.toml is {self._host.access_s / DAY_S:g}: grant "
+                f"fewer, or raise it"
             )
         granted = await self._service.grant(
             role,

@@ -1,9 +1,9 @@
 """Places for transfers, so that the memory they need does not grow with the number of silos.
 
-A transfer on the move costs the coordinator some 10 MB: messages that gRPC assembles or encrypts, the window before them,
-chunks on their way to the disk. More of them at once than the machine can work at are no faster, so each takes a place
-first. One that waits for its peer needs next to nothing: it gives its place up, and silos on slow lines transfer side
-by side.
+A transfer on the move costs the coordinator some 10 MB: messages that gRPC assembles or encrypts, the window before
+them, chunks on their way to the disk. More of them at once than the machine can work at are no faster, so each takes a
+place first. One that waits for its peer needs next to nothing: it gives its place up, and silos on slow lines transfer
+side by side.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What the listeners present and accept, changed while they run: gRPC asks at each handshake whether it has changed.
 
-Connections that stand go on as they are; who connects next meets the new certificate and the new trust bundle. gRPC asks from
-threads of its own, one after the other, so what is presented is replaced whole.
+Connections that stand go on as they are; who connects next meets the new certificate and the new trust bundle. gRPC
+asks from threads of its own, one after the other, so what is presented is replaced whole.
 """
 
 import time
@@ -16,9 +16,10 @@ from lorica_security.pki.trust_bundle import TrustBundle
 from silo_wire.tls import require_tls_1_3
 
 BEFORE_A_CHANGE_S: Final = 1.0
-"""gRPC frees what it presented before while another thread's handshake may be about to take hold of it, and the process dies
-(https://github.com/grpc/grpc/issues/36693). That thread needs microseconds after it has asked, and no other can ask while one
-waits: so whoever meets a change waits first. Changes are renewals, some a year; a handshake at one takes a second longer."""
+"""gRPC frees what it presented before while another thread's handshake may be about to take hold of it, and the process
+dies (https://github.com/grpc/grpc/issues/36693). That thread needs microseconds after it has asked, and no other can
+ask while one waits: so whoever meets a change waits first. Changes are renewals, some a year; a handshake at one takes
+a second longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Figures of rounds as points in the coordinates of an SVG; the template draws them, and a table says the same in words.
+"""Figures of rounds as points in the coordinates of an SVG; the template draws them, and a table says the same in
+words.
 
-A chart is WIDTH by HEIGHT units, about as many as a telephone is wide in CSS pixels, so that its letters stay legible there.
+A chart is WIDTH by HEIGHT units, about as many as a telephone is wide in CSS pixels, so that its letters stay legible
+there.
 """
 
 import math
@@ -104,7 +106,8 @@ def line_chart(
     means: Mapping[str, Points] | None = None,
     share: bool = False,
 ) -> Chart | None:
-    """Lines over rounds, of `means` first; None where there is nothing to draw. `share`: values from 0 to 1, shown in per cent.
+    """Lines over rounds, of `means` first; None where there is nothing to draw. `share`: values from 0 to 1, shown in
+    per cent.
 
     What is no number, or beyond _LARGEST, is left out.
     A series has the style of its place among `series`, so that it looks alike in every chart of the same ones.

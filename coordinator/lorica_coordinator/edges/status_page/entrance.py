@@ -1,8 +1,8 @@
 """Whose request is answered.
 
-On loopback: whoever is on this host, in plain HTTP, if the Host header names this host. A page of somebody else's name that has been
-pointed at 127.0.0.1 would otherwise read this one through the operator's own browser (DNS rebinding).
-On any other address: TLS 1.3, and a certificate of an operator or viewer that the register knows, or the token of a file.
+On loopback: whoever is on this host, in plain HTTP, if the Host header names this host. A page of somebody else's name
+that has been pointed at 127.0.0.1 would otherwise read this one through the operator's own browser (DNS rebinding). On
+any other address: TLS 1.3, and a certificate of an operator or viewer that the register knows, or the token of a file.
 """
 
 import base64
@@ -67,7 +67,8 @@ class OnLoopback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BehindTls:
-    """`hosts` are those of the coordinator's certificate; `registered` raises unless a certificate is let in; `token` may be None."""
+    """`hosts` are those of the coordinator's certificate; `registered` raises unless a certificate is let in; `token`
+    may be None."""
 
     federation: FederationName
     trust: Callable[[], TrustBundle]
@@ -96,9 +97,11 @@ Entrance = OnLoopback | BehindTls
 
 
 def tls_context(presented: Presented, *, token: bool) -> ssl.SSLContext:
-    """TLS 1.3 with the coordinator's certificate, kept up with `presented`; with a `token` certificates may be left out.
+    """TLS 1.3 with the coordinator's certificate, kept up with `presented`; with a `token` certificates may be left
+    out.
 
-    An authority that was retired since stays among its roots: who may look is held against the bundle of the moment, at each request.
+    An authority that was retired since stays among its roots: who may look is held against the bundle of the moment, at
+    each request.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -48,7 +48,8 @@ _log = structlog.get_logger(__name__)
 
 
 class StatusPage:
-    """`answer` for each request; `epsilon` says what the coordinator's own releases under a plan have cost, None where silos know."""
+    """`answer` for each request; `epsilon` says what the coordinator's own releases under a plan have cost, None where
+    silos know."""
 
     def __init__(
         self,
@@ -157,7 +158,8 @@ async def status_page(
 ) -> AsyncIterator[Address | None]:
     """The page at `[listen] status`, and where that is; None where there is none.
 
-    Raises ConfigurationError for an address that cannot be bound, a token that is none, or one that nobody would be asked for.
+    Raises ConfigurationError for an address that cannot be bound, a token that is none, or one that nobody would be
+    asked for.
     """
     if not settings.listen.status:
         yield None
@@ -169,8 +171,10 @@ async def status_page(
     if is_loopback(at.host):
         if token:
             raise ConfigurationError(
-                f"[listen] status_token_file is set and status = {settings.listen.status} is on loopback, where everybody on this "
-                'host reads the page and nobody is asked for a token: set status_token_file = "", or listen on another address'
+                f"[listen] status_token_file is set and status = {settings.listen.status} is on loopback, where "
+                "everybody on this "
+                'host reads the page and nobody is asked for a token: set status_token_file = "", or listen on '
+                "another address"
             )
     else:
         entrance = BehindTls(
@@ -196,7 +200,8 @@ async def status_page(
         where = await server.start(at, context)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on {settings.listen.status} for the status page ({error.strerror or error}): change [listen] status in "
+            f"cannot listen on {settings.listen.status} for the status page ({error.strerror or error}): change "
+            "[listen] status in "
             'federation.toml, or set it to "" for none'
         ) from error
     try:

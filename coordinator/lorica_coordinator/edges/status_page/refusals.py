@@ -23,7 +23,8 @@ class SeenRefusal:
 
 
 class RecentRefusals:
-    """The KEPT that came last, equal ones counted: a flood of one kind does not push the others out. Since the start."""
+    """The KEPT that came last, equal ones counted: a flood of one kind does not push the others out. Since the
+    start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

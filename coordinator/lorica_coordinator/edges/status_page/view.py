@@ -1,7 +1,8 @@
 """What the status page says, as values: times, numbers and names in words that a template only places.
 
-It is given what operators and viewers may see anyway (`coordinator status`, `coordinator rounds`). Of a plan under masks or with
-differential privacy the rows come without anything of single silos, and no chart or column is made for it.
+It is given what operators and viewers may see anyway (`coordinator status`, `coordinator rounds`). Of a plan under
+masks or with differential privacy the rows come without anything of single silos, and no chart or column is made for
+it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -103,7 +104,8 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsView:
-    """`number` "" where no release groups stand; `proposed` "" where none are proposed, `unsigned` whose signatures are awaited."""
+    """`number` "" where no release groups stand; `proposed` "" where none are proposed, `unsigned` whose signatures are
+    awaited."""
 
     number: str
     lines: tuple[GroupLine, ...]
@@ -152,7 +154,8 @@ def page_view(
     own_certificate_expires: float,
     now: float,
 ) -> PageView:
-    """`rows` oldest first; `epsilon` is what the coordinator's own releases have cost so far; times are Unix seconds."""
+    """`rows` oldest first; `epsilon` is what the coordinator's own releases have cost so far; times are Unix
+    seconds."""
     closed = [row for row in rows if row.outcome in _SCORED]
     scored = next((row for row in reversed(closed) if row.micro_exact_match is not None), None)
     summed = next((row for row in reversed(closed) if row.outcome != "evaluated"), None)

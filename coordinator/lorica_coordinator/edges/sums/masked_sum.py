@@ -1,8 +1,9 @@
 """The mean delta of masked vectors: their sum mod 2^32, unmasked and decoded, piece by piece.
 
-What is added is the spool of each survivor and the mask streams that the protocol gave. Sums mod 2^32 do not depend on their
-order, so the streams and spools are dealt out to as many threads as there are cores, the caller's among them, and each makes a
-part of every piece; AES, numpy and the reading of files let go of the interpreter. What the parts come to is the very same sum.
+What is added is the spool of each survivor and the mask streams that the protocol gave. Sums mod 2^32 do not depend on
+their order, so the streams and spools are dealt out to as many threads as there are cores, the caller's among them, and
+each makes a part of every piece; AES, numpy and the reading of files let go of the interpreter. What the parts come to
+is the very same sum.
 
 Memory is a few pieces for each thread, whatever the size of the model and the number of silos.
 """

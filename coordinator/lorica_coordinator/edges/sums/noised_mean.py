@@ -1,7 +1,8 @@
 """The mean delta under silo-level privacy: committed deltas clipped, weighed and added up with noise, piece by piece.
 
-The arithmetic is coordinator/lorica_coordinator/aggregation/noised_sum.py, the same on every device; its noise takes longer than all else, so threads
-draw it ahead of where it is needed. Nothing depends on how many of them there are, or on the size of a slab.
+The arithmetic is coordinator/lorica_coordinator/aggregation/noised_sum.py, the same on every device; its noise takes
+longer than all else, so threads draw it ahead of where it is needed. Nothing depends on how many of them there are, or
+on the size of a slab.
 """
 
 import os

@@ -1,12 +1,14 @@
-"""What the coordinator has released under silo-level privacy, in `state`/privacy, and the secret that its noise is made from.
+"""What the coordinator has released under silo-level privacy, in `state`/privacy, and the secret that its noise is made
+from.
 
     root      32 bytes from the operating system, private, made once: the noise of every release is expanded from it
     ledger    one line a release (security/lorica_security/privacy/ledger.py), of all plans
-    closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have forgotten some
+    closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have
+              forgotten some
 
-Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and is one release;
-another set of updates, be it of the same attempt, has other noise and is another one. An entry is durable before anything
-that it stands for is stored.
+Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and
+is one release; another set of updates, be it of the same attempt, has other noise and is another one. An entry is
+durable before anything that it stands for is stored.
 """
 
 import secrets
@@ -32,7 +34,8 @@ _CLOSED = "closed"
 
 
 class ReleaseLedger:
-    """For one process at a time, which holds the coordinator's lock. Raises StorageError, IntegrityError naming the file."""
+    """For one process at a time, which holds the coordinator's lock. Raises StorageError, IntegrityError naming the
+    file."""
 
     def __init__(
         self,
@@ -50,15 +53,17 @@ class ReleaseLedger:
         return bound_key(self._root(), statement)
 
     def enter(self, key: RoundKey, statement: bytes, section: PrivacySection) -> bool:
-        """Enter one release of a plan with this `[privacy]`, unless it was entered before; whether a further one is within its epsilon.
+        """Enter one release of a plan with this `[privacy]`, unless it was entered before; whether a further one is
+        within its epsilon.
 
-        When this returns the model that comes of it may be stored. Raises BudgetSpent where the release would take the plan beyond
-        its epsilon: nothing is entered then.
+        When this returns the model that comes of it may be stored. Raises BudgetSpent where the release would take the
+        plan beyond its epsilon: nothing is entered then.
         """
         if key.plan in self.closed():
             raise BudgetSpent(
-                f"plan {key.plan[:16]} is closed: the ledger of its releases came from a backup, which cannot tell how many were made "
-                "since; it ends with the model so far, and a plan of another name may begin with that"
+                f"plan {key.plan[:16]} is closed: the ledger of its releases came from a backup, which cannot tell "
+                "how many were made since; it ends with the model so far, and a plan of another name may begin with "
+                "that"
             )
         ((_, release),) = section.releases_of_round(weighted=False)
         subject = digest_of(statement)
@@ -99,8 +104,8 @@ class ReleaseLedger:
         if not path.exists():
             if self.file.path.exists():
                 raise IntegrityError(
-                    f"{path} is missing beside a ledger of releases: noise that was made from it could not be made again; restore "
-                    "the folder from a backup"
+                    f"{path} is missing beside a ledger of releases: noise that was made from it could not be made "
+                    "again; restore the folder from a backup"
                 )
             files.make_private_folder(self._folder)
             files.write_private(path, secrets.token_bytes(KEY_BYTES))
@@ -111,7 +116,8 @@ class ReleaseLedger:
 
 
 def release_statement(key: RoundKey, base_model: Digest, parts: Iterable[tuple[SiloName, Digest, float]]) -> bytes:
-    """What noise is bound to: the round, and each update of the sum by silo, manifest digest and factor, in order of silo name."""
+    """What noise is bound to: the round, and each update of the sum by silo, manifest digest and factor, in order of
+    silo name."""
     listed = [[silo, update, factor.hex()] for silo, update, factor in sorted(parts)]
     return canonical_json(["noised-sum", key.federation, key.plan, key.round, base_model, listed])
 

@@ -1,7 +1,10 @@
-"""Evidence of masked rounds on disk, beside the models of its plan; what a chunk of the newest round is made again with.
+"""Evidence of masked rounds on disk, beside the models of its plan; what a chunk of the newest round is made again
+with.
 
-    evidence/<model>.evidence     a CheckableRound (silo_wire/codecs/evidence_codec.py): kept as long as the plan's models
-    evidence/<model>.verdicts     what silos found right of it (silo_wire/codecs/evidence_codec.py): kept as long, for silos that missed the round
+    evidence/<model>.evidence     a CheckableRound (silo_wire/codecs/evidence_codec.py): kept as long as the plan's
+                                  models
+    evidence/<model>.verdicts     what silos found right of it (silo_wire/codecs/evidence_codec.py): kept as long, for
+                                  silos that missed the round
     evidence/<model>.json         from which model it came, in which attempt: while its chunks can be made again
 
 For the last one the masked vectors of that attempt stay in the spools, and the model before stays stored.
@@ -35,7 +38,8 @@ _RECORD = ".json"
 
 
 class RoundEvidence:
-    """`folder` is that of the plan's models. What brings torch is imported where it is used: commands that only look need not wait for it."""
+    """`folder` is that of the plan's models. What brings torch is imported where it is used: commands that only look
+    need not wait for it."""
 
     def __init__(
         self, folder: Path, *, federation: FederationName, plan: Digest, models: ModelStore, spools: Spools
@@ -57,7 +61,8 @@ class RoundEvidence:
     ) -> None:
         """Keep what shows that the sum of `masked` made `model` of `base_model`; the same again changes nothing.
 
-        A step that gave a model that was there before makes no link: whoever checks models has that one. Raises StorageError.
+        A step that gave a model that was there before makes no link: whoever checks models has that one. Raises
+        StorageError.
         """
         from lorica_coordinator.edges.sums.masked_sum import MaskedVectors
         from silo_wire.checkable_round import CheckableRound
@@ -123,11 +128,13 @@ class RoundEvidence:
             raise IntegrityError(f"{path} was damaged ({error}): restore it from a backup") from error
 
     def keep_verdict(self, model: Digest, verdict: Verdict) -> tuple[Verdict, ...]:
-        """Keep, durably, what a silo found right of `model`, one verdict of each; all that are kept. Whoever brings it checked who signed it.
+        """Keep, durably, what a silo found right of `model`, one verdict of each; all that are kept. Whoever brings it
+        checked who signed it.
 
-        Another one of the same silo takes its place if it is on all of its chunks: others may have gone on without checking these.
-        Raises StateError where there is no evidence of `model`, the verdict is on other evidence, or it is of a silo that is not
-        in the sum and those that are would have no room, MalformedMessage for chunks that there are not.
+        Another one of the same silo takes its place if it is on all of its chunks: others may have gone on without
+        checking these. Raises StateError where there is no evidence of `model`, the verdict is on other evidence, or it
+        is of a silo that is not in the sum and those that are would have no room, MalformedMessage for chunks that
+        there are not.
         """
         from silo_wire.codecs.evidence_codec import verdicts_to_bytes
         from silo_wire.codecs.secure_codec import MAX_COHORT
@@ -135,8 +142,8 @@ class RoundEvidence:
         checkable = self._parsed(model)
         if verdict.evidence != checkable.evidence.digest:
             raise StateError(
-                f"the verdict of silo {verdict.silo} is on evidence {verdict.evidence.hex()[:12]}, that of model {model} is "
-                f"{checkable.evidence.digest.hex()[:12]}"
+                f"the verdict of silo {verdict.silo} is on evidence {verdict.evidence.hex()[:12]}, that of model "
+                f"{model} is {checkable.evidence.digest.hex()[:12]}"
             )
         chunks = next(iter(checkable.masked.values())).chunks
         if 8 * len(verdict.chunks) >= chunks + 8 or any(number >= chunks for number in verdict.numbers):
@@ -149,8 +156,8 @@ class RoundEvidence:
             room = MAX_COHORT - len(checkable.masked)
             if sum(silo not in checkable.masked for silo in kept) >= room:
                 raise StateError(
-                    f"silo {verdict.silo} is not in the sum that made model {model}, and {room} such silos have checked it: "
-                    "more are not kept"
+                    f"silo {verdict.silo} is not in the sum that made model {model}, and {room} such silos have "
+                    "checked it: more are not kept"
                 )
         if before is None or (before != verdict and before.numbers <= verdict.numbers):
             kept[verdict.silo] = verdict
@@ -158,9 +165,11 @@ class RoundEvidence:
         return tuple(kept[silo] for silo in sorted(kept))
 
     def pieces(self, model: Digest, chunk: int, held: HeldPieces = NOTHING_HELD) -> tuple[bytes, ...]:
-        """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order), empty where it is `held`.
+        """What chunk `chunk` of the round that made `model` is made again with (Pieces.in_order), empty where it is
+        `held`.
 
-        Raises StateError where its vectors are there no more, MalformedMessage for a chunk that it does not have, IntegrityError.
+        Raises StateError where its vectors are there no more, MalformedMessage for a chunk that it does not have,
+        IntegrityError.
         """
         from silo_wire.checkable_round import Pieces
 

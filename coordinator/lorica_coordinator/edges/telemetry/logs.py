@@ -1,6 +1,8 @@
-"""structlog, set up once: lines on stderr with time, level and event, each saying which round, phase and silo it is about.
+"""structlog, set up once: lines on stderr with time, level and event, each saying which round, phase and silo it is
+about.
 
-JSON, an object a line, unless a person looks: then words, in colour unless NO_COLOR is set. What libraries log goes the same way.
+JSON, an object a line, unless a person looks: then words, in colour unless NO_COLOR is set. What libraries log goes the
+same way.
 """
 
 import logging
@@ -23,7 +25,8 @@ Place = tuple[str, int, int]
 
 
 class Whereabouts:
-    """A processor: adds `phase`, `round`, `attempt` and `silo` to every line that does not have them; null where there is none.
+    """A processor: adds `phase`, `round`, `attempt` and `silo` to every line that does not have them; null where there
+    is none.
 
     `of` says where the plan stands at this moment; None until there is a service. The silo is the one that calls.
     """

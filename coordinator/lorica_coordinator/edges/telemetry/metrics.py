@@ -106,12 +106,14 @@ class CoordinatorMetrics:
         )
         self.mean_loss = gauge(
             "lorica_mean_training_loss",
-            "Mean over the silos of the last closed round of their first and last training loss; only of plans that show single silos.",
+            "Mean over the silos of the last closed round of their first and last training loss; only of plans that "
+            "show single silos.",
             ["point"],
         )
         self.mean_loss_reduction = gauge(
             "lorica_mean_loss_reduction",
-            "Mean over the silos of the last closed round of their loss reduction; NaN under secure aggregation and silo-level privacy.",
+            "Mean over the silos of the last closed round of their loss reduction; NaN under secure aggregation and "
+            "silo-level privacy.",
         )
         self.mean_weight = gauge(
             "lorica_mean_silo_weight",
@@ -149,7 +151,8 @@ class CoordinatorMetrics:
         )
         self.saturated = counter(
             "lorica_saturated_coordinates",
-            "Coordinates of masked updates that were beyond the range that their round could express; their tensors were scaled down.",
+            "Coordinates of masked updates that were beyond the range that their round could express; their tensors "
+            "were scaled down.",
         )
         self.certificate_expiry = gauge(
             "lorica_certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
@@ -165,13 +168,15 @@ class CoordinatorMetrics:
         self.cohort = gauge("lorica_cohort_silos", "Silos in the last opened round.")
         self.dropped = counter(
             "lorica_dropped_silos",
-            "Silos dropped from a round, by phase (within masking that of secure aggregation) and by what became of their part.",
+            "Silos dropped from a round, by phase (within masking that of secure aggregation) and by what became of "
+            "their part.",
             ["phase", "outcome"],
         )
         self.round_seconds = histogram("lorica_round_duration_seconds", "From opening a round to closing it.")
         self.epsilon_spent = gauge(
             "lorica_plan_epsilon_spent",
-            "Epsilon that the plan under way has cost, where the coordinator makes its noise; else 0, and silos count their own.",
+            "Epsilon that the plan under way has cost, where the coordinator makes its noise; else 0, and silos "
+            "count their own.",
         )
         self.epsilon_left = gauge(
             "lorica_plan_epsilon_left", "What is left of that; 0 where the coordinator makes no noise."

@@ -2,11 +2,12 @@
 
     as it is        federation.toml, keys, plans and their kept copies, models with the server optimizer's state
     a copy          the database, at one instant; with the plan stopped, without updates, masks and open invitations
-    then            the audit log and the ledger of releases: what is in the database is in these, which are written first
+    then            the audit log and the ledger of releases: what is in the database is in these, which are written
+                    first
     never           updates on their way in and their keys, exports, locks, files to be written over
 
-Models are held meanwhile, so that those which the copy of the database names are there. Keys and database are of one instant: keys are read
-before and after, and once more where they changed.
+Models are held meanwhile, so that those which the copy of the database names are there. Keys and database are of one
+instant: keys are read before and after, and once more where they changed.
 """
 
 import os

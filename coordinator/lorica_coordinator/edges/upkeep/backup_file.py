@@ -1,7 +1,9 @@
-"""A backup as a file: a line that says of what it is, then files, each after a line with its name and size, and a line with all digests.
+"""A backup as a file: a line that says of what it is, then files, each after a line with its name and size, and a line
+with all digests.
 
-Under a passphrase it is a sealed stream (security/lorica_security/host/sealed_stream.py); in clear only where that was asked for. Who reads one trusts nothing in it:
-names are of a closed form, each stands once, digests are checked before anything of it is used.
+Under a passphrase it is a sealed stream (security/lorica_security/host/sealed_stream.py); in clear only where that was
+asked for. Who reads one trusts nothing in it: names are of a closed form, each stands once, digests are checked before
+anything of it is used.
 """
 
 import io
@@ -48,7 +50,8 @@ class _Sink(Protocol):
 
 
 def is_fit(name: str) -> bool:
-    """Whether a backup may hold a file of this name: relative, of plain parts, none of them hidden, below a known folder."""
+    """Whether a backup may hold a file of this name: relative, of plain parts, none of them hidden, below a known
+    folder."""
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and parts[0] in _TOP and all(_PART.fullmatch(part) for part in parts)
 
@@ -74,7 +77,8 @@ class BackupWriter:
         self.add_from(name, io.BytesIO(content), len(content))
 
     def add_from(self, name: str, file: BinaryIO, size: int) -> None:
-        """`size` bytes of `file`, which must have them. Raises StorageError naming it, ConfigurationError for an unfit name."""
+        """`size` bytes of `file`, which must have them. Raises StorageError naming it, ConfigurationError for an unfit
+        name."""
         if not is_fit(name) or name in self._digests:
             raise ConfigurationError(f"{name} cannot stand in a backup: rename it")
         self._line({"name": name, "size": size})
@@ -136,7 +140,8 @@ def new_backup(target: Path, passphrase: Passphrase | None, about: About) -> Ite
 
 @contextmanager
 def opened_backup(source: Path, passphrase: Passphrase | None) -> Iterator["BackupReader"]:
-    """Raises ConfigurationError for what is no backup, needs a passphrase or has none where one is given, WrongPassphrase, StorageError naming it."""
+    """Raises ConfigurationError for what is no backup, needs a passphrase or has none where one is given,
+    WrongPassphrase, StorageError naming it."""
     try:
         with source.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
@@ -144,8 +149,8 @@ def opened_backup(source: Path, passphrase: Passphrase | None) -> Iterator["Back
                 reader = BackupReader(file, str(source))
                 if passphrase is not None:  # who gives one counts on it: anybody can write a backup that has none
                     raise ConfigurationError(
-                        f"{source} is in clear, though ${passphrase.variable} gives a passphrase: it is not the one that was made under that; "
-                        f"unset ${passphrase.variable} for one that was made with --plain"
+                        f"{source} is in clear, though ${passphrase.variable} gives a passphrase: it is not the one "
+                        f"that was made under that; unset ${passphrase.variable} for one that was made with --plain"
                     )
                 yield reader
                 return
@@ -178,7 +183,8 @@ class BackupReader:
         self.about = About(**line)
 
     def extract(self, folder: Path) -> int:
-        """Every file below `folder`, with mode 0600 in folders of 0700, durable; how many. `folder` is of no use where this raises."""
+        """Every file below `folder`, with mode 0600 in folders of 0700, durable; how many. `folder` is of no use where
+        this raises."""
         digests: dict[str, str] = {}
         while "digests" not in (line := self._line(_MOST_MANIFEST_BYTES)):
             name, size = line.get("name"), line.get("size")

@@ -1,14 +1,17 @@
 """What a coordinator's state holds and needs no more, and letting it go: `coordinator gc`.
 
-    models      of plans that were left for another, after `models_days`; of a finished plan all but the last and the best one
+    models      of plans that were left for another, after `models_days`; of a finished plan all but the last and the
+                best one
     spools      of every plan but the one under way; their keys are destroyed first
     exports     that nobody is being sent
     copies      of the database that `coordinator upgrade` made, after `copies_days`
-    records     what single silos sent and scored in rounds that were closed `records_days` ago; the rounds themselves stay
+    records     what single silos sent and scored in rounds that were closed `records_days` ago; the rounds themselves
+                stay
     remains     of a backup, a collection or an upgrade that a crash cut off
 
-Never: anything of the plan under way, the last and the best model of the present plan, plans and their kept copies, the audit log, ledgers,
-keys. A folder gets a name that nothing reads before it is deleted, and records go in one transaction: a crash leaves it there or not.
+Never: anything of the plan under way, the last and the best model of the present plan, plans and their kept copies, the
+audit log, ledgers, keys. A folder gets a name that nothing reads before it is deleted, and records go in one
+transaction: a crash leaves it there or not.
 """
 
 import secrets
@@ -47,7 +50,8 @@ class Garbage:
 
 
 class Collector:
-    """Of one state folder. The caller holds the coordinator's lock, and starts no plan meanwhile. Raises StorageError naming the file."""
+    """Of one state folder. The caller holds the coordinator's lock, and starts no plan meanwhile. Raises StorageError
+    naming the file."""
 
     def __init__(self, state: Path, retention: RetentionSection, store: SqlRoundStore, scratch: ExportScratch) -> None:
         self._state, self._retention, self._store, self._scratch = state, retention, store, scratch
@@ -140,7 +144,8 @@ class Collector:
 
 
 def _all_but(folder: Path, present: PresentPlan) -> Iterator[Garbage]:
-    """What a finished plan's folder holds of models that are neither its last nor its best, and files for further ones to write over.
+    """What a finished plan's folder holds of models that are neither its last nor its best, and files for further ones
+    to write over.
 
     Parameters come first: a model whose parameters are there is whole.
     """

@@ -1,4 +1,5 @@
-"""The newest release groups that a coordinator's audit log tells of: a folder that came from a backup may have older ones."""
+"""The newest release groups that a coordinator's audit log tells of: a folder that came from a backup may have older
+ones."""
 
 from pathlib import Path
 
@@ -11,7 +12,8 @@ _MARK = f'"{Event.GROUPS_STAND.value}"'.encode()
 
 
 def newest_groups(audit: Path) -> EarlierGroups | None:
-    """None where the log tells of none. Looks no further than the newest entry; raises IntegrityError or StorageError naming a file."""
+    """None where the log tells of none. Looks no further than the newest entry; raises IntegrityError or StorageError
+    naming a file."""
     for path in reversed(segments(audit)):
         try:
             content = path.read_bytes()

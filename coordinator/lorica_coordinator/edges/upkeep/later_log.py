@@ -1,8 +1,9 @@
 """What a newer audit log says of the time since a backup, put into the records that came from it.
 
-The log is the coordinator's own: it is checked against its identity key, and has to go on from the log in the backup. What shuts somebody
-out is taken from all of it; what lets somebody in only from entries that a seal covers, since nobody has signed those behind the last one. The
-entry `restore` says which these were, since a seal that follows it covers them as well: they stay what they were.
+The log is the coordinator's own: it is checked against its identity key, and has to go on from the log in the backup.
+What shuts somebody out is taken from all of it; what lets somebody in only from entries that a seal covers, since
+nobody has signed those behind the last one. The entry `restore` says which these were, since a seal that follows it
+covers them as well: they stay what they were.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ from silo_wire.canonical import Digest
 class CaughtUp:
     """What the newer log changed, for people.
 
-    `released` has each sum's number in the ledger, and its plan; `in_doubt` the plans that an earlier `restore` may have closed.
+    `released` has each sum's number in the ledger, and its plan; `in_doubt` the plans that an earlier `restore` may
+    have closed.
     """
 
     entries: int = 0
@@ -46,7 +48,8 @@ class CaughtUp:
 
 
 def later_log(folder: Path, before: Path, *, writer: str, key: Ed25519PublicKey) -> tuple[Reading, int]:
-    """The log in `folder`, and how many of its entries the one in `before` has. Raises IntegrityError where it does not go on from that."""
+    """The log in `folder`, and how many of its entries the one in `before` has. Raises IntegrityError where it does not
+    go on from that."""
     newer = read_log(folder, writer=writer, keys=[key])
     if not segments(before):
         return newer, 0
@@ -145,7 +148,8 @@ def _sum_of(entry: Entry) -> tuple[int, Digest]:
 
 
 def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:
-    """Whom a command `Revoke` shut out; None where it was refused for what it named: it stands in the log before anybody looks at that."""
+    """Whom a command `Revoke` shut out; None where it was refused for what it named: it stands in the log before
+    anybody looks at that."""
     try:
         identity = Identity(federation, Role(entry.text("asked_role")), entry.text("asked_name"))
     except (ValueError, ConfigurationError):

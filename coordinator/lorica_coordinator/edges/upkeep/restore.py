@@ -1,16 +1,22 @@
 """A coordinator's folder from a backup: into a new folder, whole or not at all.
 
-A restored coordinator stands where it stood when the backup was made. What the time since can break, and what is done about it:
+A restored coordinator stands where it stood when the backup was made. What the time since can break, and what is done
+about it:
 
     somebody was revoked since          is revoked again, from the newer audit log; without one only if that is said
-    certificates issued since           are registered again from that log, as far as a seal covers it; else their silos are invited again
-    open invitations                    are in no backup: a token that was spent since does not open the door a second time
-    sums released since (silo level)    plans of which the ledger may have forgotten releases are closed, unless the newer ledger is given,
-                                        and has all that the newer log tells of
-    the audit log forks                 the newer one goes on, if it was kept; else the entry `restore` says where the other one began
+    certificates issued since           are registered again from that log, as far as a seal covers it; else their silos
+                                        are invited again
+    open invitations                    are in no backup: a token that was spent since does not open the door a second
+                                        time
+    sums released since (silo level)    plans of which the ledger may have forgotten releases are closed, unless the
+                                        newer ledger is given, and has all that the newer log tells of
+    the audit log forks                 the newer one goes on, if it was kept; else the entry `restore` says where the
+                                        other one began
     the round under way                 is given up, and the plan is stopped: nothing begins before a person says so
-    release groups since                are given back by silos when they connect, and checked as they were when they came to stand
-    masked rounds since                 silos take no lower round than they took before, and none again that they unmasked
+    release groups since                are given back by silos when they connect, and checked as they were when they
+                                        came to stand
+    masked rounds since                 silos take no lower round than they took before, and none again that they
+                                        unmasked
     privacy ledgers of silos            are ahead of what the restored coordinator knows: silos tell it from there
 """
 
@@ -68,14 +74,14 @@ def restore(
 ) -> Restored:
     """Make the folder `target`, which must be new or empty, of a backup.
 
-    `log` is the newer audit folder, None where it is lost; `ledger` the newer `state/privacy/ledger`; `tell` hears of the
-    folder before it has its name, and what its log is to say. Raises IntegrityError for a damaged
-    file, or a log or ledger that does not go on from the backup's; WrongPassphrase, ConfigurationError, StateError, StorageError.
+    `log` is the newer audit folder, None where it is lost; `ledger` the newer `state/privacy/ledger`; `tell` hears of
+    the folder before it has its name, and what its log is to say. Raises IntegrityError for a damaged file, or a log or
+    ledger that does not go on from the backup's; WrongPassphrase, ConfigurationError, StateError, StorageError.
     """
     if ledger is not None and log is None:
         raise ConfigurationError(
-            "--ledger needs the newer audit log, with --log: nothing else says whether that ledger has every sum that was released; leave "
-            "it out, and the plans are closed"
+            "--ledger needs the newer audit log, with --log: nothing else says whether that ledger has every sum "
+            "that was released; leave it out, and the plans are closed"
         )
     passphrase = key_file.passphrase_of(environment, PASSPHRASE)
     with opened_backup(source, passphrase) as backup, files.new_folder(target, files.PRIVATE_FOLDER_MODE) as work:
@@ -106,8 +112,8 @@ def _require_known(source: Path, about: About) -> None:
     known = about.revision.isdecimal() and FIRST_REVISION <= about.revision <= TABLES_REVISION
     if not known:
         raise StorageError(
-            f"{source} has tables of revision {about.revision[:20]}, this release works with {TABLES_REVISION}: install the release "
-            f"that made it ({about.release[:40]}), or a newer one"
+            f"{source} has tables of revision {about.revision[:20]}, this release works with {TABLES_REVISION}: "
+            f"install the release that made it ({about.release[:40]}), or a newer one"
         )
 
 
@@ -135,8 +141,8 @@ def _require_not_running(settings: Settings) -> None:
         require_bindable(address(settings.listen.silos))
     except OSError as error:
         raise StateError(
-            f"something listens on {settings.listen.silos}, where this coordinator would ({error.strerror}): stop the coordinator "
-            "that runs, for good, before it is restored"
+            f"something listens on {settings.listen.silos}, where this coordinator would ({error.strerror}): stop "
+            "the coordinator that runs, for good, before it is restored"
         ) from error
 
 
@@ -148,8 +154,8 @@ def _bring_up_to_date(database: Path, about: About) -> None:
                 raise IntegrityError(f"the database in the backup is damaged ({verdict}): use another copy")
             if (found := revision_of(connection)) != about.revision:
                 raise IntegrityError(
-                    f"the database in the backup has tables of revision {(found or 'none')[:20]}, the backup names {about.revision}: use another "
-                    "copy"
+                    f"the database in the backup has tables of revision {(found or 'none')[:20]}, the backup names "
+                    f"{about.revision}: use another copy"
                 )
             migrate(connection, TABLES_REVISION)
     except SQLAlchemyError as error:
@@ -176,8 +182,8 @@ def _go_on_from(
 
 
 def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None) -> tuple[str, ...]:
-    """Those that were begun or released and may have released more since; where the newer ledger goes on from the older, those of which it
-    has not every sum that the log tells of, or that an earlier `restore` may have closed.
+    """Those that were begun or released and may have released more since; where the newer ledger goes on from the
+    older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed.
     """
     releases = ReleaseLedger(settings.state_folder / "privacy")
     entries = releases.file.entries()
@@ -192,8 +198,8 @@ def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None
         newer = PrivacyLedgerFile(ledger).entries()
         if newer and not (settings.state_folder / "privacy" / "root").exists():
             raise ConfigurationError(
-                "the backup is from before the first sum was released, and has not the secret that its noise was made from: leave --ledger "
-                "out, and the plans are closed"
+                "the backup is from before the first sum was released, and has not the secret that its noise was "
+                "made from: leave --ledger out, and the plans are closed"
             )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
         if newer[len(entries) :]:

@@ -1,7 +1,7 @@
 """From the tables of one release to those of another: `coordinator upgrade`, by hand, with the coordinator stopped.
 
-A copy of the database comes first, made by SQLite itself. All revisions between the two are one transaction: a crash leaves the tables
-as they were or as they are to be.
+A copy of the database comes first, made by SQLite itself. All revisions between the two are one transaction: a crash
+leaves the tables as they were or as they are to be.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,8 @@ class Upgraded:
 def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded:
     """Bring the tables of the database at `path` to revision `to`, up or down. The caller holds the folder's lock.
 
-    Raises ConfigurationError for a revision that this release does not know, StorageError naming the file and the remedy.
+    Raises ConfigurationError for a revision that this release does not know, StorageError naming the file and the
+    remedy.
     """
     if not (to.isdecimal() and FIRST_REVISION <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
         raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_REVISION} to {TABLES_REVISION}")

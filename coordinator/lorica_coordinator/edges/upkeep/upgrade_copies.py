@@ -1,4 +1,5 @@
-"""Names of the copies of the database that `coordinator upgrade` makes: they say which revision it had, and when that was.
+"""Names of the copies of the database that `coordinator upgrade` makes: they say which revision it had, and when that
+was.
 
 The time stands in the name, since a copy that is being overwritten, to be deleted, is no younger for it.
 """

@@ -55,7 +55,8 @@ class ForOperators(FederationParts):
 
     async def collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         """What `collect`, in a thread, makes of the plan that the state is about; no other one is begun meanwhile."""
-        # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all the same.
+        # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all
+        # the same.
         return await self._to_its_end(self._collect_garbage(collect))
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
@@ -80,11 +81,12 @@ class ForOperators(FederationParts):
         return frozenset({course.model, course.best_model, *await asyncio.to_thread(self.checks.bases, opened)})
 
     async def start_plan(self, name: str = "", *, leave: str = "") -> StartedPlan:
-        """Start the plan folder `name`, or go on with it after a stop. Without a name: the plan that is there, else the default one.
+        """Start the plan folder `name`, or go on with it after a stop. Without a name: the plan that is there, else the
+        default one.
 
-        `leave` names the unfinished plan that is left for good. Raises ConfigurationError for a plan that cannot be used, StateError when
-        another runs, or is stopped and not named so, when this one has run to its end or was left for another, or when fewer silos are
-        enrolled than its quorum.
+        `leave` names the unfinished plan that is left for good. Raises ConfigurationError for a plan that cannot be
+        used, StateError when another runs, or is stopped and not named so, when this one has run to its end or was left
+        for another, or when fewer silos are enrolled than its quorum.
         """
         async with self._choosing:
             return await self._start_plan(name, leave)
@@ -136,7 +138,8 @@ class ForOperators(FederationParts):
         return waiting_for(await self._loop.post(PlanResumed(now=self._loop.now())))
 
     async def revoke(self, role: Role, name: str) -> str:
-        """Shut somebody out: refused from now on, live calls cut, of no cohort any more; what that came to, in one line.
+        """Shut somebody out: refused from now on, live calls cut, of no cohort any more; what that came to, in one
+        line.
 
         Raises ConfigurationError for a name that is none, StateError where nobody of that name could be shut out.
         """
@@ -185,7 +188,8 @@ class ForOperators(FederationParts):
         return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
-        """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is beyond the plan's, is named."""
+        """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is
+        beyond the plan's, is named."""
         course = course_of(self._loop.state)
         if course is None:
             return ()

@@ -1,4 +1,5 @@
-"""What a silo may ask of the coordinator. `silo` arguments are identities from verified certificates, never from a message."""
+"""What a silo may ask of the coordinator. `silo` arguments are identities from verified certificates, never from a
+message."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
@@ -64,7 +65,8 @@ class ModelSource:
         return self._chunks.reading()
 
     async def piece(self, index: int) -> bytes:
-        """Chunk `index` as it is sent. Raises MalformedMessage for an index outside the model, IntegrityError or StorageError for its file."""
+        """Chunk `index` as it is sent. Raises MalformedMessage for an index outside the model, IntegrityError or
+        StorageError for its file."""
         return await self._chunks.piece(self._models, self.header.manifest, index)
 
 
@@ -79,11 +81,13 @@ class ForSilos(FederationParts):
     async def attend(
         self, silo: SiloName, instance: bytes, plan: Digest, speaker: Speaker | None = None
     ) -> AsyncGenerator[Order, None]:
-        """The order that stands for this silo, now and whenever it, the trust bundle or the release groups change, for as long as the agent is there.
+        """The order that stands for this silo, now and whenever it, the trust bundle or the release groups change, for
+        as long as the agent is there.
 
-        `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds, `speaker` its release. Ends when
-        the same agent attends anew, also from a restart. Raises Conflict for a second agent, AuthorisationError for a silo that is not enrolled. Close the
-        generator (contextlib.aclosing) when the stream breaks: that is how the silo leaves.
+        `instance` tells agents of one silo apart (attendance.py); `plan` is the one that the agent holds, `speaker` its
+        release. Ends when the same agent attends anew, also from a restart. Raises Conflict for a second agent,
+        AuthorisationError for a silo that is not enrolled. Close the generator (contextlib.aclosing) when the stream
+        breaks: that is how the silo leaves.
         """
         self.require_enrolled(silo)
         seat = self._attendance.take(silo, instance)
@@ -163,7 +167,8 @@ class ForSilos(FederationParts):
         return ModelSource(header, opened.parts.models, self._chunks)
 
     async def evidence(self, plan: Digest, model: Digest) -> bytes:
-        """What shows that a masked sum made `model`, as it travels; raises WrongTime for another plan, StateError where none did."""
+        """What shows that a masked sum made `model`, as it travels; raises WrongTime for another plan, StateError where
+        none did."""
         self._check_plan(plan)
         return await self.checks.evidence(plan, model)
 
@@ -256,8 +261,8 @@ class ForSilos(FederationParts):
     async def countersign_ledger(self, silo: SiloName, head: Head, *, after: Head) -> LedgerReceipt:
         """Remember the head of the silo's privacy ledger, if it follows the one known, and sign the newest known.
 
-        `after` is the head that the silo takes to be the one known. A silo that finds a newer one in the receipt, or another,
-        knows that its ledger went back; here that counts as a Conflict.
+        `after` is the head that the silo takes to be the one known. A silo that finds a newer one in the receipt, or
+        another, knows that its ledger went back; here that counts as a Conflict.
         """
         newest = await self._threads.store(self._store.countersign_ledger, silo, head, after=after, at=self._clock())
         if newest != head:

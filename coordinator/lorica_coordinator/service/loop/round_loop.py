@@ -4,9 +4,10 @@ Events queue; one task takes them in order, so nothing else ever sees a half-mad
 does not undo its event. An event whose transition cannot be persisted has not happened: its caller gets StorageError;
 the loop's own events (deadlines, aggregation) are tried again after `retry_s`.
 
-Deadlines go by the steady clock alone, in whatever way the wall's is set. What is left of one is saved with each transition and a while
-later again, each time as it will be at the next such save: a process that ends in between takes no more of it than that, and gives nothing
-back, so that no number of restarts puts a deadline off. One that is stopped saves what is left to the second.
+Deadlines go by the steady clock alone, in whatever way the wall's is set. What is left of one is saved with each
+transition and a while later again, each time as it will be at the next such save: a process that ends in between takes
+no more of it than that, and gives nothing back, so that no number of restarts puts a deadline off. One that is stopped
+saves what is left to the second.
 """
 
 import asyncio
@@ -93,7 +94,8 @@ class RoundLoop:
         self._clock = clock
         self._steady = steady
         self._saving = False
-        """A transition is being saved; so for ever where this was cancelled meanwhile, and the store may be ahead of `state`."""
+        """A transition is being saved; so for ever where this was cancelled meanwhile, and the store may be ahead of
+        `state`."""
         self._save_due: float | None = None
         self._retry_s = retry_s
         self._state: State = Idle()
@@ -250,7 +252,8 @@ class RoundLoop:
         self._observer.phase_failing(why is not None)
 
     def _count_epsilon(self, *, anew: bool = False) -> None:
-        """Have the observer told what the plan has cost, where another plan is under way or, `anew`, something was released."""
+        """Have the observer told what the plan has cost, where another plan is under way or, `anew`, something was
+        released."""
         course = course_of(self._state)
         plan = None if course is None else course.terms.plan
         if plan != self._counted_plan or anew:
@@ -412,7 +415,8 @@ class RoundLoop:
 
 
 def paid_until_next_save(left: float) -> float:
-    """Of the seconds that are `left` of a deadline, how many count as over when that is saved: until it is saved again."""
+    """Of the seconds that are `left` of a deadline, how many count as over when that is saved: until it is saved
+    again."""
     return max(PAID_LEAST_S, min(PAID_MOST_S, left * PAID_PART))
 
 

@@ -4,10 +4,10 @@
     activate         once everybody has it, the successor issues; certificates of the one before are good until they end
     retire           once nobody's certificate and no open invitation depends on it, the one before leaves the bundle
 
-Everybody: each silo, and each operator and viewer on another host. They have what they have called with (held_trust.py), not what
-was sent to them. Each step is done by itself when it is due, by command earlier: refused where it would leave somebody behind,
-unless forced. Whoever's certificate has expired, or was revoked, is not waited for: a silo like that needs a new invitation, an
-operator another grant, whatever happens.
+Everybody: each silo, and each operator and viewer on another host. They have what they have called with
+(held_trust.py), not what was sent to them. Each step is done by itself when it is due, by command earlier: refused
+where it would leave somebody behind, unless forced. Whoever's certificate has expired, or was revoked, is not waited
+for: a silo like that needs a new invitation, an operator another grant, whatever happens.
 """
 
 import asyncio
@@ -108,8 +108,9 @@ class AuthoritySteps:
     async def advance(self) -> None:
         """Take every step that is due; none while this clock says that every silo's certificate is out of date.
 
-        It is the clock that is wrong then, or there is nobody left to lead from one authority to the next. By a clock that is years ahead
-        there would be nobody to wait for: authorities would follow each other at once, and shut out every silo for good.
+        It is the clock that is wrong then, or there is nobody left to lead from one authority to the next. By a clock
+        that is years ahead there would be nobody to wait for: authorities would follow each other at once, and shut out
+        every silo for good.
         """
         async with self._one_at_a_time:
             while step := await self._due(self._clock()):
@@ -142,9 +143,9 @@ class AuthoritySteps:
         successor = next((row for row in rows if row.standing.stage == SUCCESSOR), None)
         if successor is not None and successor.unaware and not force:
             raise StateError(
-                f"authority {successor.standing.name} is not known to {named(successor.unaware)} yet, who could not connect "
-                "after this: wait until silos have been connected and the others have run `coordinator access renew`, or "
-                "leave them behind with --force, and invite or grant anew"
+                f"authority {successor.standing.name} is not known to {named(successor.unaware)} yet, who could not "
+                "connect after this: wait until silos have been connected and the others have run `coordinator access "
+                "renew`, or leave them behind with --force, and invite or grant anew"
             )
         await self._threads.store(self._keys.authorities.activate)
 
@@ -155,14 +156,14 @@ class AuthoritySteps:
         row = trusted[-1]
         if row.dependent and not force:
             raise StateError(
-                f"authority {row.standing.name} is needed by the certificates of {named(row.dependent)}: wait until they "
-                "have renewed them, or leave them behind with --force, and invite or grant anew"
+                f"authority {row.standing.name} is needed by the certificates of {named(row.dependent)}: wait until "
+                "they have renewed them, or leave them behind with --force, and invite or grant anew"
             )
         if row.pinned_until_unix_s > self._clock() and not force:
             until = datetime.fromtimestamp(row.pinned_until_unix_s, UTC).isoformat(timespec="minutes")
             raise StateError(
-                f"open invitations pin authority {row.standing.name}, until {until} at the latest: wait, or void them with "
-                "--force and invite anew"
+                f"open invitations pin authority {row.standing.name}, until {until} at the latest: wait, or void "
+                "them with --force and invite anew"
             )
         name = row.standing.name
         kept = {one.pin for one in self._keys.authorities.standings() if one.name != name}

@@ -55,7 +55,8 @@ class Enrolment:
         self._clock = clock
         self._open: tuple[Invitation, ...] = ()
         self._replaced: dict[tuple[SiloName, bytes], bool] = {}
-        """Of invitations that ended unused since this process began, by silo and digest: replaced by a newer one, or voided."""
+        """Of invitations that ended unused since this process began, by silo and digest: replaced by a newer one, or
+        voided."""
         self._changed = asyncio.Event()
         self.listening = asyncio.Event()
         """Cleared while there is a listener that does not take tokens at the moment."""
@@ -76,7 +77,8 @@ class Enrolment:
         await self._reload()
 
     async def invite(self, silo: str, valid_seconds: int) -> tuple[str, float]:
-        """A one-time token for `silo` and its expiry, Unix seconds; an older open one for this silo is void from now on.
+        """A one-time token for `silo` and its expiry, Unix seconds; an older open one for this silo is void from now
+        on.
 
         An enrolled silo may be invited again: its keys are replaced when it accepts. Raises ConfigurationError.
         """
@@ -105,7 +107,8 @@ class Enrolment:
         identity_endorsement: bytes,
         trust: bytes,
     ) -> Issued:
-        """Spend a token on a certificate. `trust`: digest of the bundle that the silo was given and checked, perhaps some time ago.
+        """Spend a token on a certificate. `trust`: digest of the bundle that the silo was given and checked, perhaps
+        some time ago.
 
         Raises AuthenticationError for a token that is unknown, spent, replaced or expired, and what `Keys.certify`
         raises for the request; the token is spent only when everything has been checked.
@@ -118,8 +121,8 @@ class Enrolment:
             self._refuse_ended(name, token_secret)
         if invitation is None:
             raise AuthenticationError(
-                f"no invitation is open for silo {name}: this token was replaced by a newer one or voided, or is of another coordinator; "
-                f"have a new one made with `coordinator invite {name}`"
+                f"no invitation is open for silo {name}: this token was replaced by a newer one or voided, or is of "
+                f"another coordinator; have a new one made with `coordinator invite {name}`"
             )
         verify_secret(token_secret, invitation.secret_digest)
         check_unexpired(int(invitation.expires_unix_s), silo=name, now=datetime.fromtimestamp(now, UTC))
@@ -168,24 +171,25 @@ class Enrolment:
         if at is not None:
             moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
             raise AuthenticationError(
-                f"the token of silo {name} was used at {moment}, and a token enrols once: if that was you, silo {name} is enrolled in the "
-                f"folder that you used then; if not, tell the operator, who shuts it out with `coordinator revoke {name}`; "
-                f"`coordinator invite {name}` makes a new token"
+                f"the token of silo {name} was used at {moment}, and a token enrols once: if that was you, silo "
+                f"{name} is enrolled in the folder that you used then; if not, tell the operator, who shuts it out "
+                f"with `coordinator revoke {name}`; `coordinator invite {name}` makes a new token"
             )
 
     def _refuse_ended(self, name: SiloName, token_secret: bytes) -> None:
-        """Raise AuthenticationError for a token that was replaced or voided: likewise, only who holds it is told which."""
+        """Raise AuthenticationError for a token that was replaced or voided: likewise, only who holds it is told
+        which."""
         replaced = self._replaced.get((name, secret_digest(token_secret)))
         if replaced is None:
             return
         if replaced:
             raise AuthenticationError(
-                f"this token of silo {name} was replaced by a newer one, since silo {name} was invited again: use the newest token, or "
-                f"have another one made with `coordinator invite {name}`"
+                f"this token of silo {name} was replaced by a newer one, since silo {name} was invited again: use "
+                f"the newest token, or have another one made with `coordinator invite {name}`"
             )
         raise AuthenticationError(
-            f"this token of silo {name} was voided: silo {name} was shut out, or the authority that the token pins has retired; "
-            f"ask the operator, who makes another one with `coordinator invite {name}`"
+            f"this token of silo {name} was voided: silo {name} was shut out, or the authority that the token pins "
+            f"has retired; ask the operator, who makes another one with `coordinator invite {name}`"
         )
 
     def would_take(self, silo: str, token_secret: bytes) -> bool:

@@ -1,7 +1,8 @@
-"""What everybody who has a certificate of ours certainly holds: what was sent counts once a call with its certificate was let in.
+"""What everybody who has a certificate of ours certainly holds: what was sent counts once a call with its certificate
+was let in.
 
-An answer may get lost, or its receiver be killed before it has kept what came. Who went by what was sent would go over to an
-authority that the receiver does not know, and could never send it again.
+An answer may get lost, or its receiver be killed before it has kept what came. Who went by what was sent would go over
+to an authority that the receiver does not know, and could never send it again.
 """
 
 from collections.abc import Callable, Mapping

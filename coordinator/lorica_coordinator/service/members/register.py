@@ -1,7 +1,8 @@
 """Which certificates open the door: those that were issued here, byte for byte, and that nobody has revoked.
 
-The authority's signature alone is not enough. Who stole its key, or kept a certificate of a silo that was enrolled anew since,
-has one that it signed and that is not in this register. A thief chooses the serial, and those are no secrets: hence the digest.
+The authority's signature alone is not enough. Who stole its key, or kept a certificate of a silo that was enrolled anew
+since, has one that it signed and that is not in this register. A thief chooses the serial, and those are no secrets:
+hence the digest.
 """
 
 from collections.abc import Callable
@@ -37,17 +38,19 @@ class Register:
         return tuple(self._known.values())
 
     def require(self, identity: Identity, serial: str, digest: str) -> None:
-        """Raise AuthenticationError for a certificate that is not registered, AuthorisationError for one that was revoked."""
+        """Raise AuthenticationError for a certificate that is not registered, AuthorisationError for one that was
+        revoked."""
         held = self._known.get(serial)
         if held is None or held.identity != identity or held.digest != digest:
             raise AuthenticationError(
-                f"certificate {serial} of {identity.uri} is not in the coordinator's register: it was not issued here, or "
-                "before the state was restored; have a new one issued"
+                f"certificate {serial} of {identity.uri} is not in the coordinator's register: it was not issued "
+                "here, or before the state was restored; have a new one issued"
             )
         if held.revoked_unix_s is not None:
             at = datetime.fromtimestamp(held.revoked_unix_s, UTC).isoformat(timespec="seconds")
             raise AuthorisationError(
-                f"certificate {serial} of {identity.uri} was revoked or replaced at {at}: ask the coordinator's operator"
+                f"certificate {serial} of {identity.uri} was revoked or replaced at {at}: ask the coordinator's "
+                "operator"
             )
 
     def lets_in(self, identity: Identity, now: float) -> bool:

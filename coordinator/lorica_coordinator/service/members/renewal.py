@@ -67,8 +67,8 @@ class Renewal:
     async def renew(self, silo: SiloName, *, csr_der: bytes, identity_endorsement: bytes) -> Renewed:
         """A certificate for a new TLS key. The one before stays good until it ends: the answer may get lost.
 
-        Raises IntegrityError where the enrolled identity key did not endorse the request, what `Keys.recertify` raises, and
-        Unreachable for a silo that renews all the time.
+        Raises IntegrityError where the enrolled identity key did not endorse the request, what `Keys.recertify` raises,
+        and Unreachable for a silo that renews all the time.
         """
         _count(self._renewals, f"silo {silo}", "renewals of its certificate", RENEWALS_AN_HOUR)
         enrolled = await self._enrolled(silo)
@@ -96,8 +96,8 @@ class Renewal:
     async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float) -> Renewed:
         """A certificate for an operator or viewer on another host, who made the key.
 
-        Raises MalformedMessage or AuthorisationError for a request that is not for just this name, ConfigurationError for less than
-        a second or more than MOST_ACCESS_S.
+        Raises MalformedMessage or AuthorisationError for a request that is not for just this name, ConfigurationError
+        for less than a second or more than MOST_ACCESS_S.
         """
         if not 1 <= valid_s <= MOST_ACCESS_S:
             raise ConfigurationError(f"access valid for {valid_s:.0f} seconds is not allowed: use 1 to {MOST_ACCESS_S}")
@@ -118,8 +118,8 @@ class Renewal:
     async def renew_access(self, identity: Identity, *, csr_der: bytes, expires_unix_s: float) -> Renewed:
         """The same anew for one who calls with a certificate that ends then, and so does the new one.
 
-        No other key endorses it: a stolen one must not gain time. Raises what `grant` does, and Unreachable for one who renews all
-        the time.
+        No other key endorses it: a stolen one must not gain time. Raises what `grant` does, and Unreachable for one who
+        renews all the time.
         """
         _count(self._renewals, identity.uri, "renewals of its certificate", RENEWALS_AN_HOUR)
         return await self.grant(identity, csr_der=csr_der, valid_s=int(expires_unix_s) - int(self._clock()))
@@ -127,9 +127,9 @@ class Renewal:
     async def succeed(self, silo: SiloName, succession: Succession, possession: bytes) -> None:
         """The silo signs with another identity key from now on; the same again is acknowledged.
 
-        Raises IntegrityError for a statement that is not signed by both keys, Conflict where the predecessor is not the key
-        that is enrolled, StateError while an attempt of secure aggregation knows the silo by that key, Unreachable for a silo that
-        changes its key all the time.
+        Raises IntegrityError for a statement that is not signed by both keys, Conflict where the predecessor is not the
+        key that is enrolled, StateError while an attempt of secure aggregation knows the silo by that key, Unreachable
+        for a silo that changes its key all the time.
         """
         identity = Identity(self._federation, Role.SILO, silo)
         old, new = succession.predecessor, succession.successor

@@ -1,7 +1,7 @@
 """Chunks of models on their way out, kept for a moment: silos of a round fetch the same ones at about the same time.
 
-They are read, checked and put into their messages once for all of them, a few at a time, and the next few while the present
-ones are being sent. Nothing is kept when nobody fetches.
+They are read, checked and put into their messages once for all of them, a few at a time, and the next few while the
+present ones are being sent. Nothing is kept when nobody fetches.
 """
 
 import asyncio

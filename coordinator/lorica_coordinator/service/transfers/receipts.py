@@ -1,7 +1,7 @@
 """Receipts for updates: an update is in the audit log before it counts, and a silo holds the coordinator's word for it.
 
-The log has the head of the silo's own log that came with the update; the receipt countersigns that head, and says how far the
-coordinator's log is by then.
+The log has the head of the silo's own log that came with the update; the receipt countersigns that head, and says how
+far the coordinator's log is by then.
 """
 
 from dataclasses import replace

@@ -8,8 +8,8 @@
 6. It goes into the audit log, with the head of the silo's own.
 7. The machine counts it. Only then is the silo told, by a signed receipt.
 
-A masked vector takes the same way. Its announcement is a message of secure aggregation: the protocol's machine judges it, and
-drops the silo whose announcement is false.
+A masked vector takes the same way. Its announcement is a message of secure aggregation: the protocol's machine judges
+it, and drops the silo whose announcement is false.
 """
 
 import asyncio
@@ -185,7 +185,8 @@ class Uploads:
         return layout
 
     async def _check_masked(self, silo: SiloName, header: MaskedHeader) -> Layout:
-        """A false announcement is told to the protocol, which drops the silo for it: its vector is not even looked at."""
+        """A false announcement is told to the protocol, which drops the silo for it: its vector is not even looked
+        at."""
         secure = check_may_send_masked(self._loop.state, header.key, silo)
         if not secure.would_take(header.masked):
             await self._loop.post(MaskAnswered(now=self._loop.now(), key=header.key, answer=header.masked))

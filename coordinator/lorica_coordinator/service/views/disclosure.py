@@ -1,7 +1,8 @@
-"""What of a plan's rounds people are shown, where nothing may be told of single silos: outcomes, sums and averages alone.
+"""What of a plan's rounds people are shown, where nothing may be told of single silos: outcomes, sums and averages
+alone.
 
-Whether that is so, the plan's terms say (`PlanTerms.shows_single_silos`). What is taken away here reaches no command, page, metric or
-log line; the records keep it, for the round itself needs it.
+Whether that is so, the plan's terms say (`PlanTerms.shows_single_silos`). What is taken away here reaches no command,
+page, metric or log line; the records keep it, for the round itself needs it.
 """
 
 from dataclasses import dataclass, replace
@@ -50,7 +51,8 @@ class Means:
 
 
 def means_of(record: RoundClosed, terms: PlanTerms) -> Means:
-    """Under silo-level privacy nothing: a mean without noise is promised to nobody. Under masks the sum of weights is all that is seen.
+    """Under silo-level privacy nothing: a mean without noise is promised to nobody. Under masks the sum of weights is
+    all that is seen.
 
     Under record-level privacy the loss reductions have their noise, and first and last loss are not told.
     """

@@ -22,10 +22,10 @@ from lorica_security.identifiers import SiloName
 class Pulse:
     """`silos`: by state, those connected among the enrolled, those ready among the connected.
 
-    `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended. `seconds_left`: of the
-    phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0 for one that never connected.
-    `groups_unsigned`: signatures that proposed release groups still want. `groups_absent`: silos of release groups that lack some,
-    while no masked sum can come out of a quorum that is ready.
+    `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended.
+    `seconds_left`: of the phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0 for one
+    that never connected. `groups_unsigned`: signatures that proposed release groups still want. `groups_absent`: silos
+    of release groups that lack some, while no masked sum can come out of a quorum that is ready.
     """
 
     silos: Mapping[str, int]

@@ -1,4 +1,5 @@
-"""How the federation stands, for the operator: put together from the machine's state, the records and who is connected."""
+"""How the federation stands, for the operator: put together from the machine's state, the records and who is
+connected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ from silo_wire.messages import Evaluate, Mask, Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloStanding:
-    """`state`: invited, enrolled (never seen), revoked, absent, connected (nothing is asked of it), preparing, ready, training, masking, evaluating, declined.
+    """`state`: invited, enrolled (never seen), revoked, absent, connected (nothing is asked of it), preparing, ready,
+    training, masking, evaluating, declined.
 
-    `fraction` is the progress of the present phase, 0 to 1, as the agent reports it; 0 where nothing of single silos is shown: how large
-    its steps are tells how many records a silo has.
+    `fraction` is the progress of the present phase, 0 to 1, as the agent reports it; 0 where nothing of single silos is
+    shown: how large its steps are tells how many records a silo has.
     """
 
     silo: SiloName
@@ -73,7 +75,8 @@ def standing(
     now: float,
     seconds_left: float | None,
 ) -> Standing:
-    """`fault` is why the present phase cannot go on; `behind` what silos have of release groups that is newer than what is here.
+    """`fault` is why the present phase cannot go on; `behind` what silos have of release groups that is newer than what
+    is here.
 
     `now` is in Unix seconds; `seconds_left` of the phase, None where it has no deadline.
     """

@@ -1,7 +1,8 @@
-"""What release groups cost in rounds: how often an attempt brings no sum, and how many silos a sum is of, where silos drop out.
+"""What release groups cost in rounds: how often an attempt brings no sum, and how many silos a sum is of, where silos
+drop out.
 
-Each silo falls silent with the same probability, on its own, before its vector has come. All sets of silent silos are gone
-through, by the rule that the machines follow (`parameters.too_few`): figures are exact.
+Each silo falls silent with the same probability, on its own, before its vector has come. All sets of silent silos are
+gone through, by the rule that the machines follow (`parameters.too_few`): figures are exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,8 @@ _RANGES = Ranges.of(sizes=(1,), largest_delta=(1.0,), largest_weight=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """`lost`: the part of attempts that bring no sum. `summed`: the part of the cohort that an attempt's sum is of, on average."""
+    """`lost`: the part of attempts that bring no sum. `summed`: the part of the cohort that an attempt's sum is of, on
+    average."""
 
     sizes: tuple[int, ...]
     lost: float

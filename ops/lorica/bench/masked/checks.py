@@ -1,7 +1,7 @@
 """What it costs a silo to check the model of a masked round, by the silo's own checks over the coordinator's own files.
 
-Messages arrive at once, so transport is not in it: whole rounds have that. What the coordinator does to show a chunk is measured apart.
-The other silos of a joint check have signed what they are to check.
+Messages arrive at once, so transport is not in it: whole rounds have that. What the coordinator does to show a chunk is
+measured apart. The other silos of a joint check have signed what they are to check.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
-"""What masking costs a silo and unmasking the coordinator, in one process, through the functions that they run, over real files.
+"""What masking costs a silo and unmasking the coordinator, in one process, through the functions that they run, over
+real files.
 
-Two silos are masked as their agents would do it, and measured. What the others would send is there as its sum (stand_ins.py): in
-the place of the first of them, with words of zero in the place of each further one. So the coordinator reads a vector for each silo,
-adds up all of them and takes off every mask, as it would; what comes out is compared with the mean of all deltas. There are five
-vectors on disk, and three models, whatever the number of silos.
+Two silos are masked as their agents would do it, and measured. What the others would send is there as its sum
+(stand_ins.py): in the place of the first of them, with words of zero in the place of each further one. So the
+coordinator reads a vector for each silo, adds up all of them and takes off every mask, as it would; what comes out is
+compared with the mean of all deltas. There are five vectors on disk, and three models, whatever the number of silos.
 
 The two silos that are lost in the second sum are of those others, with a sum of their own.
 """
@@ -62,7 +63,8 @@ _ZEROS = bytes(4 << 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmasked:
-    """`mean`: from the vectors on disk to the mean delta; `aggregate`: to the next model on disk. The error is that of the mean delta."""
+    """`mean`: from the vectors on disk to the mean delta; `aggregate`: to the next model on disk. The error is that of
+    the mean delta."""
 
     mean: Cost
     aggregate: Cost
@@ -73,9 +75,9 @@ class Unmasked:
 class MaskFigures:
     """`keys` is of all silos and the coordinator together: everything but masking and unmasking.
 
-    `mask` is the mean over the silos measured, from the delta on disk to the vector on disk; `plain` the aggregation of as many plain
-    updates. `spot` and `joint`: what a silo does that checks the model of the whole sum. `lost`: with two silos lost after they
-    had shared keys; None where so few silos give no sum then.
+    `mask` is the mean over the silos measured, from the delta on disk to the vector on disk; `plain` the aggregation of
+    as many plain updates. `spot` and `joint`: what a silo does that checks the model of the whole sum. `lost`: with two
+    silos lost after they had shared keys; None where so few silos give no sum then.
     """
 
     silos: int
@@ -151,7 +153,8 @@ class _Cohort:
         )
 
     def mask(self, silo: int, attempt: AttemptInMemory) -> Cost:
-        """As its agent does in a later round: it has just written the delta, and the vector goes over that of the round before."""
+        """As its agent does in a later round: it has just written the delta, and the vector goes over that of the round
+        before."""
         self._delta = delta = write_delta(self._work / "delta", self._deltas, silo, self._layout)
         path = self._work / f"{silo}.masked"
         shutil.copyfile(delta.file, path)

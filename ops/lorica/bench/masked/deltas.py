@@ -1,8 +1,9 @@
 """Deltas of any size whose weighted sum is known without adding them up.
 
-Coordinate j of a silo's delta is the scale of its tensor times number j mod PERIOD of the silo's own table. Scales are powers of
-two, so each float32 of it is exact, and the weighted sum is the scale times the sum of the tables. Tables are heavy-tailed and partly
-alike, tensors and weights lie orders of magnitude apart, as those of a T5 that is fine-tuned at several silos do.
+Coordinate j of a silo's delta is the scale of its tensor times number j mod PERIOD of the silo's own table. Scales are
+powers of two, so each float32 of it is exact, and the weighted sum is the scale times the sum of the tables. Tables are
+heavy-tailed and partly alike, tensors and weights lie orders of magnitude apart, as those of a T5 that is fine-tuned at
+several silos do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

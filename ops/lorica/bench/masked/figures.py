@@ -54,7 +54,8 @@ class Entry:
         return None
 
     def to_json(self) -> Json:
-        """The keys of the other benchmark and the three of this one, null where nothing was measured; and the rest of `MaskFigures`."""
+        """The keys of the other benchmark and the three of this one, null where nothing was measured; and the rest of
+        `MaskFigures`."""
         whole: Json = dict.fromkeys(_OF_A_ROUND) if self.rounds is None else self.rounds.to_json()
         more = _of(self.masks) if isinstance(self.masks, MaskFigures) else {}
         return {
@@ -71,7 +72,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """CPU seconds that one more silo costs: each silo for its masks, and the coordinator for the sum, at one number of parameters."""
+    """CPU seconds that one more silo costs: each silo for its masks, and the coordinator for the sum, at one number of
+    parameters."""
 
     mask_s: float
     unmask_s: float

@@ -1,4 +1,5 @@
-"""What ML-KEM-768 costs beside X25519: CPU time of its operations within any work of this process, watched from outside."""
+"""What ML-KEM-768 costs beside X25519: CPU time of its operations within any work of this process, watched from
+outside."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +14,8 @@ _KEYS = (MLKEM768PrivateKey, MLKEM768PublicKey)
 
 
 def watched(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What `work` returns, and the CPU seconds that ML-KEM took of it in this thread: keys made, read and checked, secrets either way."""
+    """What `work` returns, and the CPU seconds that ML-KEM took of it in this thread: keys made, read and checked,
+    secrets either way."""
     spent: list[float] = []
     for key in _KEYS:
         setattr(key_agreement, key.__name__, _Watched(key, spent))

@@ -1,7 +1,7 @@
 """`lorica bench-secagg`: what masks cost, alone and in whole rounds, and on demand flwr's SecAgg+ beside them.
 
-For each size first the cryptography in this process (cryptography.py), then as many rounds of a whole federation, in the clear and
-masked (ops/lorica/bench/federation.py), by how silos check round models, then the peer.
+For each size first the cryptography in this process (cryptography.py), then as many rounds of a whole federation, in
+the clear and masked (ops/lorica/bench/federation.py), by how silos check round models, then the peer.
 """
 
 import json
@@ -29,7 +29,8 @@ from silo_agent.service.model_checks import Mode
 
 SILOS = (3, 8, 16, 32)
 FEDERATIONS = (3, 8)
-"""Those of SILOS of which every silo is also run as a process: a machine with few cores says nothing about more of them."""
+"""Those of SILOS of which every silo is also run as a process: a machine with few cores says nothing about more of
+them."""
 ROUNDS: tuple[Mode | None, ...] = (None, "off", "spot", "joint")
 """In the clear, then masked: how silos check round models."""
 PARAMETERS = (T5_BASE_PARAMETERS,)
@@ -97,7 +98,8 @@ def install_peer(chosen: Choice, console: Console) -> None:
 
 
 def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
-    """Measure every size and print each as it is done; raises StorageError, StateError. The peer, if any, is installed."""
+    """Measure every size and print each as it is done; raises StorageError, StateError. The peer, if any, is
+    installed."""
     results: list[Entry] = []
     for parameters in chosen.parameters:
         of_size: list[MaskFigures] = []
@@ -111,8 +113,8 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
                 chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
         if (more := growth(of_size)) is not None:
             console.print(
-                f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and the "
-                f"coordinator {more.unmask_s:.3g} CPU s"
+                f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and "
+                f"the coordinator {more.unmask_s:.3g} CPU s"
             )
     show_table(console, availability.table())
     return results

@@ -1,7 +1,7 @@
 """Vectors in the place of those that are not masked one by one: one with what they come to, the others of zeros.
 
-The sum of several silos' masked vectors is made in one pass, by the encoder and the streams that each of them would use, under its own
-keys and rounding. Masks among them cancel; they are left out, which is all that is saved.
+The sum of several silos' masked vectors is made in one pass, by the encoder and the streams that each of them would
+use, under its own keys and rounding. Masks among them cancel; they are left out, which is all that is saved.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,5 @@
-"""Other systems at the same work as Lorica's rounds: each installed from PyPI, in its real deployment, on loopback; and the floor."""
+"""Other systems at the same work as Lorica's rounds: each installed from PyPI, in its real deployment, on loopback; and
+the floor."""
 
 from collections.abc import Mapping
 

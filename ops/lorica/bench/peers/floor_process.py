@@ -1,7 +1,7 @@
 """Server and client of the floor: `serve` or `exchange`, then FOLDER PORT SILOS PARAMETERS ROUNDS MARKS.
 
-In each round every client takes the model in messages of 1 MiB and sends as many bytes back, which the server adds to its
-accumulator; a round ends when all have done so.
+In each round every client takes the model in messages of 1 MiB and sends as many bytes back, which the server adds to
+its accumulator; a round ends when all have done so.
 """
 
 import asyncio

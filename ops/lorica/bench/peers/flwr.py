@@ -34,7 +34,8 @@ _CLIENTAPP = ("flwr.supernode.cli.flwr_clientapp", "flwr.supernode.runtime.run_c
 
 @dataclass(frozen=True, slots=True)
 class Flwr:
-    """flwr from PyPI, its open-source programs alone. `server` and `client` are modules of ops/lorica/bench/peers/app."""
+    """flwr from PyPI, its open-source programs alone. `server` and `client` are modules of
+    ops/lorica/bench/peers/app."""
 
     name: str = "flwr"
     version: str = "1.42.0"

@@ -1,8 +1,8 @@
 """flwr's SecAgg+ (SecAggPlusWorkflow, secaggplus_mod), in the same deployment as its plain rounds.
 
-Its silos mask the model itself, not a delta, as 64-bit integers, and send it in one message. Clipping range and quantization range
-are its defaults; every silo has a pairwise mask with every other, as in Lorica. Vectors of some 100 M parameters and more do not fit
-into a message.
+Its silos mask the model itself, not a delta, as 64-bit integers, and send it in one message. Clipping range and
+quantization range are its defaults; every silo has a pairwise mask with every other, as in Lorica. Vectors of some 100
+M parameters and more do not fit into a message.
 """
 
 import statistics
@@ -16,7 +16,8 @@ from lorica_security.errors import StateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerMasks:
-    """A peer's masked rounds. CPU seconds are medians: of encoding and masking at one silo, and of its server's unmasking.
+    """A peer's masked rounds. CPU seconds are medians: of encoding and masking at one silo, and of its server's
+    unmasking.
 
     The error is beside the growth of the model over all rounds.
     """

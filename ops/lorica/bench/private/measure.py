@@ -1,7 +1,9 @@
-"""One way to train, measured in a process of its own: `python -m lorica.bench.private.measure` with a Task in JSON on its standard input.
+"""One way to train, measured in a process of its own: `python -m lorica.bench.private.measure` with a Task in JSON on
+its standard input.
 
-The trainers are the real ones, on questions and SQL of the demo's hospital. Steps are timed from one report of progress to the
-next, the first not counted; each private step has every record in it (a rate of 1), so that all ways see the same.
+The trainers are the real ones, on questions and SQL of the demo's hospital. Steps are timed from one report of progress
+to the next, the first not counted; each private step has every record in it (a rate of 1), so that all ways see the
+same.
 """
 
 import gc
@@ -37,7 +39,8 @@ from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
 
 PIECES = 2500
-"""Of the tokenizer: about as many as this project's public text has words for; fewer where a model has no room for them."""
+"""Of the tokenizer: about as many as this project's public text has words for; fewer where a model has no room for
+them."""
 LORA_RANK = 8
 _KEY = bytes(32)  # noise of a benchmark protects nobody
 
@@ -57,7 +60,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Medians over the steps that count, in seconds; noise is part of the step. The peak is of the device: beyond the imports on a CPU."""
+    """Medians over the steps that count, in seconds; noise is part of the step. The peak is of the device: beyond the
+    imports on a CPU."""
 
     parameters: int
     trained_parameters: int

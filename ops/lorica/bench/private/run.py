@@ -1,6 +1,7 @@
 """`lorica bench-dp`: what private training costs beside plain training, in time and in memory.
 
-One way after the other, each in a process of its own; ratios are of one run. What is timed is one step of `batch` records.
+One way after the other, each in a process of its own; ratios are of one run. What is timed is one step of `batch`
+records.
 """
 
 import json

@@ -11,7 +11,8 @@ Adapters = Literal["none", "lora"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """`backend` is how gradients per example are had, None without differential privacy; times are set beside those of `beside`."""
+    """`backend` is how gradients per example are had, None without differential privacy; times are set beside those of
+    `beside`."""
 
     backend: Backend | None = None
     adapters: Adapters = "none"

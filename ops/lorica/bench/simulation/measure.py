@@ -21,14 +21,16 @@ PLAN: Final[Mapping[str, object]] = {
     "evaluation.every": 1,
     "evaluation.initial": False,
 }
-"""The rest is the default preset's: AdamW, batches of 16, schemas in the input. Every round is followed by scores of all dev sets."""
+"""The rest is the default preset's: AdamW, batches of 16, schemas in the input. Every round is followed by scores of
+all dev sets."""
 NOT_COUNTED: Final = 2
 """Rounds: the first, which warms up, and the last, whose end is that of everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Medians of `rounds` rounds: seconds, training examples for each second of training, and what share of the wall time each part had."""
+    """Medians of `rounds` rounds: seconds, training examples for each second of training, and what share of the wall
+    time each part had."""
 
     size: str
     parameters: int

@@ -17,13 +17,15 @@ from silo_wire.plans.sizes import size_named
 
 SIZES = ("mini", "tiny", "compact")
 FOLDER = "bench-simulation"
-"""Below WORK, emptied at first: not `simulation`, where `lorica simulate` leaves what somebody may have waited days for."""
+"""Below WORK, emptied at first: not `simulation`, where `lorica simulate` leaves what somebody may have waited days
+for."""
 _NEEDED = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`work` is a folder of the benchmark's own, `out` the JSON file that is written, if any; `largest` is the largest silo's training examples."""
+    """`work` is a folder of the benchmark's own, `out` the JSON file that is written, if any; `largest` is the largest
+    silo's training examples."""
 
     sizes: Sequence[str]
     largest: int
@@ -56,7 +58,8 @@ def run_bench_simulation(choice: Choice, console: Console) -> list[Figures]:
 
 def table_of(one: Figures) -> Table:
     table = Table(
-        title=f"{one.size}, {one.parameters:,} parameters, {one.silos} silos, {one.examples} examples: medians of {one.rounds} rounds",
+        title=f"{one.size}, {one.parameters:,} parameters, {one.silos} silos, {one.examples} examples: medians of "
+        f"{one.rounds} rounds",
         title_style="dim",
         show_header=False,
     )

@@ -1,7 +1,8 @@
-"""Where the time of a simulated round goes, told from outside: the functions that do the work are wrapped while it is measured.
+"""Where the time of a simulated round goes, told from outside: the functions that do the work are wrapped while it is
+measured.
 
-Time within a wrapped function counts for its own part, but for what wrapped functions that it calls take. All of them run in
-one thread at a time, since silos train in turn, so that the parts add up to no more than the wall time.
+Time within a wrapped function counts for its own part, but for what wrapped functions that it calls take. All of them
+run in one thread at a time, since silos train in turn, so that the parts add up to no more than the wall time.
 """
 
 import functools

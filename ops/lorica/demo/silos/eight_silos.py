@@ -1,4 +1,5 @@
-"""Eight generated silos with the names and the proportions of those of Zhang et al. (2023), for where theirs are not at hand.
+"""Eight generated silos with the names and the proportions of those of Zhang et al. (2023), for where theirs are not at
+hand.
 
 Each has tables and words of its own; their questions ask for counts, names and comparisons, `<` among them. The same
 arguments give the same bytes.
@@ -40,7 +41,8 @@ _WORDS: Final = ("north", "green", "spring", "market", "stone", "harbor", "maple
 
 
 def write_eight_silos(folder: Path, *, largest: int) -> dict[str, Path]:
-    """The silos' folders by name; the largest has so many training examples, the others their share of it, but at least 4."""
+    """The silos' folders by name; the largest has so many training examples, the others their share of it, but at least
+    4."""
     return {silo: _write(folder / silo, silo, largest / SIZES["atis"][0]) for silo in SIZES}
 
 

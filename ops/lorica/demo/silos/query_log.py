@@ -1,8 +1,10 @@
-"""For training with differential privacy: what people asked a silo, thousands of times, and a public textbook on its tables.
+"""For training with differential privacy: what people asked a silo, thousands of times, and a public textbook on its
+tables.
 
-Each shape's first wording is the textbook's; people use the other ones. So a model that knows the textbook knows the tables and
-the SQL, and has to learn from the silos how their people speak. A log repeats itself: its records are drawn with replacement.
-No SQL of a held-out question occurs in log or textbook. Everything is a function of (specification, records, seed).
+Each shape's first wording is the textbook's; people use the other ones. So a model that knows the textbook knows the
+tables and the SQL, and has to learn from the silos how their people speak. A log repeats itself: its records are drawn
+with replacement. No SQL of a held-out question occurs in log or textbook. Everything is a function of (specification,
+records, seed).
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ def query_log(silo: SiloSpecification, *, records: int, seed: int, test: int = T
         known += dropped
     if len(held_out) < DEV + test:
         raise ConfigurationError(
-            f"silo {silo.name!r} has {len(held_out)} questions to hold out of {DEV + test}: add values to its pools, or ask for fewer"
+            f"silo {silo.name!r} has {len(held_out)} questions to hold out of {DEV + test}: add values to its "
+            "pools, or ask for fewer"
         )
     random.shuffle(held_out)
 

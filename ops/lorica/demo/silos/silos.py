@@ -1,8 +1,8 @@
 """Generate the demo's silos: questions with SQL in three splits, a schema file and an SQLite database.
 
 Two rules make a held-out question worth asking. No SQL statement of dev or test occurs in training, so that copying the
-SQL of any training question scores nothing; and every question template and every value of a held-out question is seen in
-training, in other combinations. Everything is a function of (specification, seed).
+SQL of any training question scores nothing; and every question template and every value of a held-out question is seen
+in training, in other combinations. Everything is a function of (specification, seed).
 """
 
 import json

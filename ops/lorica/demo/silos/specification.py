@@ -1,7 +1,8 @@
 """The words in which a demo silo is described: tables, pools of values, question shapes.
 
-A *shape* is one SQL statement with slots and several ways to ask for it; a (question, SQL) pair of a shape is a question
-template. Slots name a pool: `{city}` stands for a value of the pool `city`, the same in the question and in the SQL.
+A *shape* is one SQL statement with slots and several ways to ask for it; a (question, SQL) pair of a shape is a
+question template. Slots name a pool: `{city}` stands for a value of the pool `city`, the same in the question and in
+the SQL.
 """
 
 from collections.abc import Mapping

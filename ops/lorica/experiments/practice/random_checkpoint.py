@@ -1,8 +1,10 @@
-"""A random T5 in the form in which the Hugging Face Hub has T5-base: what runs with it, runs with the pretrained weights.
+"""A random T5 in the form in which the Hugging Face Hub has T5-base: what runs with it, runs with the pretrained
+weights.
 
-Three things of that form are not those of a folder that transformers saves today: the tokenizer is `spiece.model` alone, to
-which 100 `<extra_id_N>` are added; the embedding has 28 rows more than there are pieces; and the file of parameters has one
-that no T5 has had for years. Like T5's, this vocabulary has no `<`, braces, `^`, `~`, backslash or backquote.
+Three things of that form are not those of a folder that transformers saves today: the tokenizer is `spiece.model`
+alone, to which 100 `<extra_id_N>` are added; the embedding has 28 rows more than there are pieces; and the file of
+parameters has one that no T5 has had for years. Like T5's, this vocabulary has no `<`, braces, `^`, `~`, backslash or
+backquote.
 """
 
 import io

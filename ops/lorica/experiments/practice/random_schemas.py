@@ -1,9 +1,10 @@
 """Questions with SQL over schemas that nobody has: public practice for a model that is to be warmed up (warm_up.py).
 
-A small model from scratch knows neither words nor what a schema is for, which T5's pre-training taught the paper's model. Each schema here is drawn
-anew from common English words, and so are the values, so that the only way to answer is to read the schema and to copy: what a warm start is to bring.
-The SQL is written as that of the text-to-SQL silos is (Finegan-Dollak et al. 2018): upper case, every table under an alias, tables in order
-of their names, values in double quotes. Everything is a function of the seed; no silo's schema or question is looked at.
+A small model from scratch knows neither words nor what a schema is for, which T5's pre-training taught the paper's
+model. Each schema here is drawn anew from common English words, and so are the values, so that the only way to answer
+is to read the schema and to copy: what a warm start is to bring. The SQL is written as that of the text-to-SQL silos is
+(Finegan-Dollak et al. 2018): upper case, every table under an alias, tables in order of their names, values in double
+quotes. Everything is a function of the seed; no silo's schema or question is looked at.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,44 +24,56 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _THINGS = _words(
-    "account actor address agency airline airport album animal area artist author award bank battle bird boat book branch bridge building bus business "
-    "camera camp car category channel church city class client club coach college color company concert conference contest council country county course "
-    "crew customer dealer department device director district doctor document domain dorm driver editor election employee engine event exhibition "
-    "factory faculty farm festival film flight forest game gallery garden guest harbor hospital hotel house island item journal judge keyword "
-    "lake language league library location machine magazine manager market match medicine meeting member message model mountain movie museum musician "
-    "nation neighborhood network nurse office opera orchestra organization owner painting paper park party patient person pet phone plane planet "
-    "platform player policy port president problem producer product professor program project property publication race railway ranch region "
-    "relative report restaurant review river road room route school scientist season section semester series service ship shop singer song sponsor "
-    "stadium staff state station stock store student studio subject supplier surgeon tag teacher team theme ticket topic tournament town track train "
-    "trip truck university user vehicle venue village visit voter wine winner worker writer"
+    "account actor address agency airline airport album animal area artist author award bank battle bird boat book "
+    "branch bridge building bus business camera camp car category channel church city class client club coach college "
+    "color company concert conference contest council country county course "
+    "crew customer dealer department device director district doctor document domain dorm driver editor election "
+    "employee engine event exhibition factory faculty farm festival film flight forest game gallery garden guest "
+    "harbor hospital hotel house island item journal judge keyword "
+    "lake language league library location machine magazine manager market match medicine meeting member message "
+    "model mountain movie museum musician nation neighborhood network nurse office opera orchestra organization owner "
+    "painting paper park party patient person pet phone plane planet "
+    "platform player policy port president problem producer product professor program project property publication "
+    "race railway ranch region relative report restaurant review river road room route school scientist season "
+    "section semester series service ship shop singer song sponsor "
+    "stadium staff state station stock store student studio subject supplier surgeon tag teacher team theme ticket "
+    "topic tournament town track train trip truck university user vehicle venue village visit voter wine winner "
+    "worker writer"
 )
 _TEXTS = _words(
-    "name title description type code status style gender address city country state street nationality language phone email homepage color "
-    "category position department genre role note level region month day material comment reference county currency format brand word "
-    "first_name last_name full_name birth_place location_name class_name home_city abstract subject"
+    "name title description type code status style gender address city country state street nationality language "
+    "phone email homepage color category position department genre role note level region month day material comment "
+    "reference county currency format brand word first_name last_name full_name birth_place location_name class_name "
+    "home_city abstract subject"
 )
 _NUMBERS = _words(
-    "age year price cost rating population area size height weight length capacity budget salary points score rank number quantity amount distance "
-    "duration speed density count elevation credits stars opening_year birth_year release_year number_of_seats citation_count review_count "
-    "total_sales stops arrival_time departure_time"
+    "age year price cost rating population area size height weight length capacity budget salary points score rank "
+    "number quantity amount distance duration speed density count elevation credits stars opening_year birth_year "
+    "release_year number_of_seats citation_count review_count total_sales stops arrival_time departure_time"
 )
 _FIRST = _words(
-    "ada amy ben carl clara dan david edith ella emma eric eva frank grace hans harry helen hugo ida irene ivan jack jane john karl kate laura leo "
-    "linda lisa lucy mark martin mary max nina noah nora olga oscar paul peter ralph rosa ruth sam sara simon sofia tom vera victor walter"
+    "ada amy ben carl clara dan david edith ella emma eric eva frank grace hans harry helen hugo ida irene ivan "
+    "jack jane john karl kate laura leo linda lisa lucy mark martin mary max nina noah nora olga oscar paul peter "
+    "ralph rosa ruth sam sara simon sofia tom vera victor walter"
 )
 _LAST = _words(
-    "adams bauer becker black brown carter chen clark cohen cook davis diaz evans fischer ford fox garcia green hall harris hill hughes jones kelly king "
-    "kim klein lee lewis lopez martin meyer miller moore morris murphy nelson novak olsen park patel perez price reed rossi santos silva singh smith "
+    "adams bauer becker black brown carter chen clark cohen cook davis diaz evans fischer ford fox garcia green "
+    "hall harris hill hughes jones kelly king kim klein lee lewis lopez martin meyer miller moore morris murphy "
+    "nelson novak olsen park patel perez price reed rossi santos silva singh smith "
     "stone tanaka taylor turner walker wang weber white wilson wood young"
 )
 _PLACES = _words(
-    "amber arden ashford bay beacon brook camden cedar clifton crystal dover eagle east elm fair forest glen golden grand green harbor high hill "
-    "iron kings lake lincoln long maple mill north oak old park pine port queens red river rock royal salem silver south spring stone summer union "
+    "amber arden ashford bay beacon brook camden cedar clifton crystal dover eagle east elm fair forest glen golden "
+    "grand green harbor high hill iron kings lake lincoln long maple mill north oak old park pine port queens red "
+    "river rock royal salem silver "
+    "south spring stone summer union "
     "valley west white wild willow winter wood york"
 )
 _KINDS = _words(
-    "active annual basic blue central classic closed daily digital double early final free full global heavy high indoor late light local main major "
-    "medium minor modern monthly national new northern official open private public quick rural short single small special standard summer urban "
+    "active annual basic blue central classic closed daily digital double early final free full global heavy high "
+    "indoor late light local main major "
+    "medium minor modern monthly national new northern official open private public quick rural short single small "
+    "special standard summer urban "
     "weekly young"
 )
 
@@ -322,7 +335,8 @@ def _largest(database: _Database, draw: Draw) -> tuple[str, str]:
     # Text for a model, which nothing runs.
     inner = f"SELECT {function}( {_of(thing, number, 1)} ) FROM {thing.name.upper()} AS {thing.name.upper()}alias1"  # noqa: S608  # nosec B608
     return (
-        f"{draw.one(('what is the', 'which is the', 'return me the', 'show the'))} {thing.said} with the {word} {_said(number)}",
+        f"{draw.one(('what is the', 'which is the', 'return me the', 'show the'))} {thing.said} with the {word} "
+        f"{_said(number)}",
         f"SELECT {_of(thing, 'name')} {_from(thing)} WHERE {_of(thing, number)} = ( {inner} )",
     )
 

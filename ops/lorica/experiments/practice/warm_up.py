@@ -1,6 +1,8 @@
-"""The model that a study begins with, made once and used by all its runs; and the practice that stands in for T5's pre-training.
+"""The model that a study begins with, made once and used by all its runs; and the practice that stands in for T5's
+pre-training.
 
-A start without training keeps the practice's tokenizer, so that a study from scratch and one from a warm start differ in the parameters alone.
+A start without training keeps the practice's tokenizer, so that a study from scratch and one from a warm start differ
+in the parameters alone.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """WikiSQL's questions (Zhong, Xiong, Socher 2017), with SQL as the text-to-SQL silos have it instead of WikiSQL's own.
 
-A WikiSQL table has a header and no name: here it is called `page`, and `High rebounds` of its columns is `high_rebounds`.
+A WikiSQL table has a header and no name: here it is called `page`, and `High rebounds` of its columns is
+`high_rebounds`.
 """
 
 import gzip
@@ -21,7 +22,8 @@ _TABLE = "page"
 
 
 def pairs(file: Path) -> Iterator[Pair]:
-    """Of a gzipped file of lines with question, header, types and sql; raises ConfigurationError for one that is not so."""
+    """Of a gzipped file of lines with question, header, types and sql; raises ConfigurationError for one that is not
+    so."""
     try:
         lines = (
             gzip.decompress(file.read_bytes()).decode().removesuffix("\n").split("\n")

@@ -76,7 +76,8 @@ def examples_of(included: Truths) -> EncodedExamples:
 
 
 def section_for(expected_batch_size: int) -> TrainingSection:
-    """`[training]` under which AdamW is linear, and the model hardly moves: what a canary adds stays what it was at the first model."""
+    """`[training]` under which AdamW is linear, and the model hardly moves: what a canary adds stays what it was at the
+    first model."""
     return TrainingSection(
         optimizer="adamw",
         learning_rate=0.1,

@@ -1,7 +1,8 @@
-"""Of target `conformity`: joint noise. What a silo keeps of a step is taken apart into records, and what leaves of it has noise by its share.
+"""Of target `conformity`: joint noise. What a silo keeps of a step is taken apart into records, and what leaves of it
+has noise by its share.
 
-Here a training is one step, and its sum is on disk until it is masked: no tape is needed for it. Noise comes under the masks, so that it
-is measured on what leaves, without these.
+Here a training is one step, and its sum is on disk until it is masked: no tape is needed for it. Noise comes under the
+masks, so that it is measured on what leaves, without these.
 """
 
 import copy
@@ -59,7 +60,8 @@ _NONE = np.zeros(0, dtype=np.float32)
 
 
 def joint_conformity(world: World, work: Path, *, steps: int = STEPS) -> Iterator[Check]:
-    """Train one joint plan `steps` times, and hold what is kept and what leaves against its promise; `work` is an empty folder."""
+    """Train one joint plan `steps` times, and hold what is kept and what leaves against its promise; `work` is an empty
+    folder."""
     bundle = _bundle(world)
     trainings = _trained(world, bundle, work, steps)
     yield from _ledger(bundle, trainings)
@@ -172,7 +174,8 @@ def _noise(world: World, bundle: PlanBundle, work: Path) -> Iterator[Check]:
         measured=float(total.std()) / float(np.linalg.norm(moved)),
         lowest=MULTIPLIER * (1 - NOISE) * least,
         highest=MULTIPLIER * (1 + NOISE) * most,
-        broken="noise of all silos that the plan counts on, over what one record adds at most, is not the plan's multiplier",
+        broken="noise of all silos that the plan counts on, over what one record adds at most, is not the plan's "
+        "multiplier",
     )
     yield Check(
         promise="noise scale",

@@ -45,7 +45,8 @@ def noise_checks(about: str, trainings: Sequence[Training]) -> Iterator[Check]:
         measured=1 + off,
         lowest=min(1 - NOISE, low),  # of so many numbers as VOCABULARY makes it is the former
         highest=max(1 + NOISE, high),
-        broken=f"noise of step {at + 1} is not as large as the ledger's multiplier times max_grad_norm, as a part of it",
+        broken=f"noise of step {at + 1} is not as large as the ledger's multiplier times max_grad_norm, as a part "
+        "of it",
     )
     yield Check(
         promise="noise distribution",

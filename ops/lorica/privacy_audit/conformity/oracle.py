@@ -34,7 +34,8 @@ class Oracle:
     ) -> "Oracle":
         """By transformers' own forward pass and loss; `records` are the ids of question and answer.
 
-        `other_views` are what further views of the records say in place of their questions, view by view: gradients are means over views.
+        `other_views` are what further views of the records say in place of their questions, view by view: gradients are
+        means over views.
         """
         exact = copy.deepcopy(model).double()
         parameters = bind(exact, layout_of(exact)).tensors

@@ -1,7 +1,8 @@
-"""`lorica simulate --dry-run`: the look before a federation. No round is run; what one would take is counted, and measured by doing a little of it.
+"""`lorica simulate --dry-run`: the look before a federation. No round is run; what one would take is counted, and
+measured by doing a little of it.
 
-Each silo is looked at as its agent would look at a plan that is offered: its policy, its data, its database. One that would refuse is named with
-its reason, and with what a plan lacks, in `problems`; what can be estimated still is.
+Each silo is looked at as its agent would look at a plan that is offered: its policy, its data, its database. One that
+would refuse is named with its reason, and with what a plan lacks, in `problems`; what can be estimated still is.
 """
 
 import tempfile
@@ -36,7 +37,8 @@ from silo_wire.plans.plan import PlanBundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """`problems` keep the plan from being run among these silos, in a line each; `estimate` is of the silos whose data can be read."""
+    """`problems` keep the plan from being run among these silos, in a line each; `estimate` is of the silos whose data
+    can be read."""
 
     bundle: PlanBundle
     device: str
@@ -52,7 +54,8 @@ class DryRun:
 def dry_run(
     plan_folder: Path, silos: Mapping[SiloName, Path], out: Path, *, device: str, threads: int, workers: int = 1
 ) -> DryRun:
-    """Of the plan in `plan_folder`; a folder in `out` holds its model meanwhile. Of `workers` one is measured, with the threads that it would have.
+    """Of the plan in `plan_folder`; a folder in `out` holds its model meanwhile. Of `workers` one is measured, with the
+    threads that it would have.
 
     Raises what is wrong with the plan or the device, and StateError where no silo's data can be used.
     """
@@ -93,7 +96,8 @@ def _of_the_cohort(bundle: PlanBundle, silos: int) -> Iterator[str]:
     plan = bundle.plan
     if silos < plan.schedule.min_silos:
         yield (
-            f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and there are {silos} silos: add some, or make a plan for fewer"
+            f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and there are {silos} silos: add some, or "
+            "make a plan for fewer"
         )
 
 

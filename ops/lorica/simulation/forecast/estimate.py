@@ -1,9 +1,9 @@
 """What a plan will take of time, wire, memory and disk, from what is counted and what was measured; pure arithmetic.
 
-Seconds are those of the machine that was measured on, of computing alone: no network, no masks, no aggregation. Bytes on the wire are the
-content of chunks, as `lorica_sent_bytes_total` and `lorica_received_bytes_total` count it, and secure aggregation's own messages; what TLS and
-gRPC add, and orders and reports, is below a hundredth of any model worth a federation. Every round is taken to succeed at the first attempt,
-with all silos.
+Seconds are those of the machine that was measured on, of computing alone: no network, no masks, no aggregation. Bytes
+on the wire are the content of chunks, as `lorica_sent_bytes_total` and `lorica_received_bytes_total` count it, and
+secure aggregation's own messages; what TLS and gRPC add, and orders and reports, is below a hundredth of any model
+worth a federation. Every round is taken to succeed at the first attempt, with all silos.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +35,11 @@ class SiloCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloTimes:
-    """Measured at one silo's data: seconds of one optimizer step, of a round's training apart from its steps, of scoring one example.
+    """Measured at one silo's data: seconds of one optimizer step, of a round's training apart from its steps, of
+    scoring one example.
 
-    `peak_bytes` is the most memory that the process had meanwhile, its program included, or of a GPU what PyTorch had there; 0: not known.
+    `peak_bytes` is the most memory that the process had meanwhile, its program included, or of a GPU what PyTorch had
+    there; 0: not known.
     """
 
     step_s: float
@@ -48,7 +50,8 @@ class SiloTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloMemory:
-    """Bytes. All but `peak` follow from the plan; what they leave of `peak` is activations, data and the program. 0: not known.
+    """Bytes. All but `peak` follow from the plan; what they leave of `peak` is activations, data and the program. 0:
+    not known.
 
     To `optimizer` counts what it keeps, and the average of iterates.
     """
@@ -68,7 +71,8 @@ class SiloMemory:
 class SiloEstimate:
     """`steps` and `scored` are of one round, seconds of one training and of one evaluation.
 
-    `traffic` is a round's, of which `masks` is what secure aggregation adds; `whole_traffic` is the plan's, with what is fetched once.
+    `traffic` is a round's, of which `masks` is what secure aggregation adds; `whole_traffic` is the plan's, with what
+    is fetched once.
     """
 
     counts: SiloCounts
@@ -88,8 +92,8 @@ class SiloEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of a plan among `silos`. `federation_s`: the slowest silo sets each phase; `simulation_s`: those of each of `workers` processes
-    train and score in turn.
+    """Of a plan among `silos`. `federation_s`: the slowest silo sets each phase; `simulation_s`: those of each of
+    `workers` processes train and score in turn.
 
     `late` says in a line each which deadline a silo will miss. `epsilon` is None where nothing is promised.
     """
@@ -183,8 +187,8 @@ def evaluations_of(plan: Plan) -> int:
 def once(bundle: PlanBundle) -> Traffic:
     """What a silo fetches once: the plan, what adapters are for, and at the end the best model.
 
-    The last model is fetched to be scored, or as the best one. Where an older one is better than it and not here any more, that is one
-    model more.
+    The last model is fetched to be scored, or as the best one. Where an older one is better than it and not here any
+    more, that is one model more.
     """
     base = bundle.base_layout.total_bytes if bundle.base_layout else 0
     return Traffic(down=len(bundle.encode()) + base + bundle.model_layout.total_bytes)
@@ -205,7 +209,8 @@ def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:
 
 
 def optimizer_bytes(optimizer: str, layout: Layout) -> int:
-    """Of a silo's local optimizer: an Adam has two moments of each parameter; Adafactor has of a matrix its rows and columns alone."""
+    """Of a silo's local optimizer: an Adam has two moments of each parameter; Adafactor has of a matrix its rows and
+    columns alone."""
     if optimizer != "adafactor":
         return 2 * FLOAT_BYTES * layout.parameters
     numbers = 0
@@ -224,6 +229,6 @@ def _late(plan: Plan, silos: Sequence[SiloEstimate]) -> Iterator[str]:
         ):
             if seconds > deadline:
                 yield (
-                    f"{what} at silo {silo.silo} takes about {seconds:,.0f} s, [schedule] {key} is {deadline:g}: such a silo is late "
-                    "each time; raise it, or give that silo less to do"
+                    f"{what} at silo {silo.silo} takes about {seconds:,.0f} s, [schedule] {key} is {deadline:g}: "
+                    "such a silo is late each time; raise it, or give that silo less to do"
                 )

@@ -30,8 +30,8 @@ def show(console: Console, done: DryRun) -> None:
 
     it, plan = done.estimate, done.bundle.plan
     line(
-        f"plan {plan.name} ({it.plan[:16]}): {it.parameters:,} parameters, {it.rounds} rounds, {it.evaluations} evaluations; "
-        f"measured on {done.device}"
+        f"plan {plan.name} ({it.plan[:16]}): {it.parameters:,} parameters, {it.rounds} rounds, {it.evaluations} "
+        f"evaluations; measured on {done.device}"
     )
     show_table(console, _table(it))
     for text in (*_lines(it), *forecast(plan)):
@@ -72,15 +72,18 @@ def _lines(it: Estimate) -> list[str]:
     )
     beside = f", of which {bytes_text(masks.down)} and {bytes_text(masks.up)} are messages of masks" if masks.up else ""
     return [
-        "cut: inputs + targets, of train and dev, that are longer than the plan's max_input_tokens and max_output_tokens",
+        "cut: inputs + targets, of train and dev, that are longer than the plan's max_input_tokens and "
+        "max_output_tokens",
         f"wire, a round: {bytes_text(silo.traffic.down)} to a silo, {bytes_text(silo.traffic.up)} from it{beside}",
-        f"wire, the plan: {bytes_text(silo.whole_traffic.down)} to a silo, {bytes_text(silo.whole_traffic.up)} from it; the coordinator sends "
-        f"{bytes_text(total.down)} and receives {bytes_text(total.up)}",
+        f"wire, the plan: {bytes_text(silo.whole_traffic.down)} to a silo, {bytes_text(silo.whole_traffic.up)} from "
+        f"it; the coordinator sends {bytes_text(total.down)} and receives {bytes_text(total.up)}",
         f"time, the plan: {seconds_text(it.federation_s)} in a federation, where the slowest silo sets each round; "
         f"{seconds_text(it.simulation_s)} simulated here, {turns}",
         f"memory at a silo: {bytes_text(memory.parameters)} parameters, {bytes_text(memory.gradients)} gradients, "
-        f"{bytes_text(memory.optimizer)} optimizer, {bytes_text(memory.round_model)} round model; the rest is activations, data and program",
-        f"coordinator: about {bytes_text(it.coordinator_memory)} of memory, whatever model and silos, and {bytes_text(it.coordinator_disk)} on disk",
+        f"{bytes_text(memory.optimizer)} optimizer, {bytes_text(memory.round_model)} round model; the rest is "
+        "activations, data and program",
+        f"coordinator: about {bytes_text(it.coordinator_memory)} of memory, whatever model and silos, and "
+        f"{bytes_text(it.coordinator_disk)} on disk",
     ]
 
 

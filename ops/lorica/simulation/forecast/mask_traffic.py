@@ -1,7 +1,9 @@
-"""What secure aggregation sends beside the masked vectors themselves, in bytes: messages of its sizes, encoded as they travel.
+"""What secure aggregation sends beside the masked vectors themselves, in bytes: messages of its sizes, encoded as they
+travel.
 
-No key is made and nothing is signed: where a message has a key, a share or a signature, something as long stands here. What is counted is a round
-in which nobody drops out, in the first attempt, with the silos' identity keys beside the roster and none of them ever succeeded by another.
+No key is made and nothing is signed: where a message has a key, a share or a signature, something as long stands here.
+What is counted is a round in which nobody drops out, in the first attempt, with the silos' identity keys beside the
+roster and none of them ever succeeded by another.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,8 @@
 """How long one silo's training and scoring take on this machine, found by doing a little of both.
 
-What is timed is the agent's own trainer on the silo's own batches, from the round model, in the plan's order; after some steps it is asked to
-stop, as an agent is whose round is over. Nothing of it is kept: no update, no checkpoint, no entry in a ledger.
+What is timed is the agent's own trainer on the silo's own batches, from the round model, in the plan's order; after
+some steps it is asked to stop, as an agent is whose round is over. Nothing of it is kept: no update, no checkpoint, no
+entry in a ledger.
 """
 
 import os

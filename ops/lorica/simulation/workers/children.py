@@ -1,7 +1,8 @@
-"""Processes that a simulation or a study starts: what takes seconds to import is there already, and they end with it, however that ends.
+"""Processes that a simulation or a study starts: what takes seconds to import is there already, and they end with it,
+however that ends.
 
-They are forked from one process (multiprocessing's forkserver) that has imported it and done nothing else. This one cannot be forked: PyTorch's
-threads do not survive that, and a GPU neither.
+They are forked from one process (multiprocessing's forkserver) that has imported it and done nothing else. This one
+cannot be forked: PyTorch's threads do not survive that, and a GPU neither.
 """
 
 import multiprocessing

@@ -1,4 +1,5 @@
-"""Training in turn: all silos of a simulation share one model in memory and one thread at a time, whatever their number."""
+"""Training in turn: all silos of a simulation share one model in memory and one thread at a time, whatever their
+number."""
 
 import functools
 import threading

@@ -18,5 +18,6 @@ def shared_out(sizes: Mapping[SiloName, int], workers: int) -> tuple[tuple[SiloN
 
 
 def threads_of_a_worker(threads: int, workers: int) -> int:
-    """Of PyTorch: what was asked for, else an equal share of the cores that this process may use; 0 leaves its default to one worker."""
+    """Of PyTorch: what was asked for, else an equal share of the cores that this process may use; 0 leaves its default
+    to one worker."""
     return threads or (0 if workers == 1 else max(1, len(os.sched_getaffinity(0)) // workers))

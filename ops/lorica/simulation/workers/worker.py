@@ -1,7 +1,7 @@
 """A worker process of a simulation: one model on one bench, for the silos that were given to it, one call at a time.
 
-It ends when the simulation closes their pipe, and with the simulation's process, however that ends. Ctrl-C, which a terminal sends to both, is
-the simulation's to hear. What is no error of Lorica's ends it, with its traceback on stderr.
+It ends when the simulation closes their pipe, and with the simulation's process, however that ends. Ctrl-C, which a
+terminal sends to both, is the simulation's to hear. What is no error of Lorica's ends it, with its traceback on stderr.
 """
 
 import os
@@ -35,7 +35,8 @@ def work(pipe: Connection, silos: Mapping[SiloName, WorkerSilo]) -> NoReturn:
 
 
 class _Gone(BaseException):
-    """The simulation's end of the pipe is closed. No error of the work that is under way, whose handlers are not to take it for one."""
+    """The simulation's end of the pipe is closed. No error of the work that is under way, whose handlers are not to
+    take it for one."""
 
 
 class _Simulation:

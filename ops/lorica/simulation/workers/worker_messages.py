@@ -1,6 +1,7 @@
 """What goes between a simulation and its worker processes: calls one way, what comes of them the other.
 
-One call is under way at a time. Within it the simulation says at most Stop, and the worker whatever it has to tell, then Done or Raised.
+One call is under way at a time. Within it the simulation says at most Stop, and the worker whatever it has to tell,
+then Done or Raised.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from silo_wire.canonical import Digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSilo:
-    """What a worker needs of a silo: where its data are, what it allows, a folder for a database that has to be unpacked, a file for its losses."""
+    """What a worker needs of a silo: where its data are, what it allows, a folder for a database that has to be
+    unpacked, a file for its losses."""
 
     settings: Settings
     policy: SiloPolicy
@@ -26,7 +28,8 @@ class WorkerSilo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A verb of TrainerPort at `silo`. `bundle` is a plan bundle's bytes, None for the one that was prepared last, of digest `plan`."""
+    """A verb of TrainerPort at `silo`. `bundle` is a plan bundle's bytes, None for the one that was prepared last, of
+    digest `plan`."""
 
     silo: SiloName
     verb: Literal["prepare", "train", "evaluate"]
@@ -58,7 +61,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An error in parts: one whose class is made from something else than its text could not be put together again otherwise."""
+    """An error in parts: one whose class is made from something else than its text could not be put together again
+    otherwise."""
 
     kind: type[Exception]
     args: tuple[Any, ...]

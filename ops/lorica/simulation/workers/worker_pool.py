@@ -1,7 +1,9 @@
-"""Silos trained in parallel: worker processes, each with a share of the silos and one model for them (`lorica simulate --workers`).
+"""Silos trained in parallel: worker processes, each with a share of the silos and one model for them (`lorica simulate
+--workers`).
 
-What leaves a silo is still made by its own agent here; a worker does what TrainerPort says and nothing else. Masks are applied here as well, so that
-no key of secure aggregation passes a pipe. Whoever sends through these pipes is this program itself, on this machine.
+What leaves a silo is still made by its own agent here; a worker does what TrainerPort says and nothing else. Masks are
+applied here as well, so that no key of secure aggregation passes a pipe. Whoever sends through these pipes is this
+program itself, on this machine.
 """
 
 import signal
@@ -43,7 +45,8 @@ class WorkerPool:
     """The workers of one simulation, while inside."""
 
     def __init__(self, silos: Mapping[SiloName, WorkerSilo], shares: Sequence[Sequence[SiloName]], died: Died) -> None:
-        """`shares` has the silos of each worker; `died` hears of a worker that ended with work to do, in whatever thread found out."""
+        """`shares` has the silos of each worker; `died` hears of a worker that ended with work to do, in whatever
+        thread found out."""
         self._silos = silos
         self._workers = [
             _Worker(number, {name: silos[name] for name in share}, died) for number, share in enumerate(shares, 1)
@@ -174,6 +177,7 @@ class _Worker:
             else f"ended with exit code {code}"
         )
         return StateError(
-            f"worker {self._number} (process {self._process.pid}), which trains {' and '.join(self.silos)}, {how}: look at the system's log for a "
-            "lack of memory, or above for an error; the same command goes on where it was, perhaps with fewer --workers"
+            f"worker {self._number} (process {self._process.pid}), which trains {' and '.join(self.silos)}, {how}: "
+            "look at the system's log for a lack of memory, or above for an error; the same command goes on where it "
+            "was, perhaps with fewer --workers"
         )

@@ -6,9 +6,11 @@ from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.training import MOST_MASKED_MU
 
 LEAST_GRAD_NORM = 1e-3
-"""Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether there is one."""
+"""Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether
+there is one."""
 LEAST_ADAPTER_EPOCHS = 2
-"""Under masks. B begins at 0, and the gradient of A is 0 in the first step: a silo that makes no other adds nothing to any A."""
+"""Under masks. B begins at 0, and the gradient of A is 0 in the first step: a silo that makes no other adds nothing to
+any A."""
 
 
 def of_masks(plan: PlanValues) -> Iterator[str]:
@@ -22,8 +24,10 @@ def _of_sums_alone(plan: PlanValues) -> Iterator[str]:
     """What a coordinator that sees nothing but a sum cannot do."""
     if not plan.aggregation.weight_cap:
         yield (
-            f'[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "{plan.aggregation.weighting}": a '
-            "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may weigh, to begin with "
+            "[aggregation] max_weight = 0 with secure_aggregation = true and weighting = "
+            f'"{plan.aggregation.weighting}": a '
+            "masked sum has one cap on weights for the whole plan; set max_weight to what the largest silo may "
+            "weigh, to begin with "
             f'{plan.aggregation.weighs.first_cap}, or weighting to "equal"'
         )
     if plan.aggregation.max_weight_share:
@@ -39,23 +43,24 @@ def _of_sums_alone(plan: PlanValues) -> Iterator[str]:
 
 
 def _of_steps_that_tell(plan: PlanValues) -> Iterator[str]:
-    """What would make a delta a function of how many optimizer steps its silo made, and that tells how many examples it has."""
+    """What would make a delta a function of how many optimizer steps its silo made, and that tells how many examples it
+    has."""
     training = plan.training
     if training.weight_decay:
         yield (
-            f"[training] weight_decay = {training.weight_decay:g} does not go with secure_aggregation: it moves parameters "
-            "that no example reaches by a public function of a silo's optimizer steps, and one sum tells the steps of all "
-            "silos; set it to 0, or turn secure_aggregation off"
+            f"[training] weight_decay = {training.weight_decay:g} does not go with secure_aggregation: it moves "
+            "parameters that no example reaches by a public function of a silo's optimizer steps, and one sum tells "
+            "the steps of all silos; set it to 0, or turn secure_aggregation off"
         )
     if training.fedprox_mu > MOST_MASKED_MU:
         yield (
-            f"[training] fedprox_mu = {training.fedprox_mu:g} does not go with secure_aggregation, under which it holds a "
-            f"silo of many steps still beside one of a single step: set at most {MOST_MASKED_MU:g}"
+            f"[training] fedprox_mu = {training.fedprox_mu:g} does not go with secure_aggregation, under which it "
+            f"holds a silo of many steps still beside one of a single step: set at most {MOST_MASKED_MU:g}"
         )
     if 0 < training.max_grad_norm < LEAST_GRAD_NORM and plan.privacy.level != "record":
         yield (
-            f"[training] max_grad_norm = {training.max_grad_norm:g} leaves next to nothing of a gradient, which does not go "
-            f"with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
+            f"[training] max_grad_norm = {training.max_grad_norm:g} leaves next to nothing of a gradient, which "
+            f"does not go with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
         )
     yield from _of_a_single_step_of_adapters(plan)
 
@@ -68,8 +73,9 @@ def _of_a_single_step_of_adapters(plan: PlanValues) -> Iterator[str]:
         if work.epochs < LEAST_ADAPTER_EPOCHS:
             yield (
                 f"{who} epochs = {work.epochs} with [adapters] rank = {plan.adapters.rank} does not go with "
-                "secure_aggregation: a silo that makes a single optimizer step adds nothing to half of the adapters, where "
-                f"the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or turn secure_aggregation off"
+                "secure_aggregation: a silo that makes a single optimizer step adds nothing to half of the "
+                f"adapters, where the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or turn "
+                "secure_aggregation off"
             )
 
 

@@ -12,7 +12,8 @@ def of_privacy(plan: PlanValues) -> Iterator[str]:
     level = plan.privacy.level
     if plan.training.optimizer == "adam_corrected" and level != "record":
         yield (
-            f'[training] optimizer = "adam_corrected" does not go with [privacy] level = "{level}", under which gradients have '
+            f'[training] optimizer = "adam_corrected" does not go with [privacy] level = "{level}", under which '
+            "gradients have "
             'no noise to correct for: set it to "adamw", or level to "record"'
         )
     if level != "none":

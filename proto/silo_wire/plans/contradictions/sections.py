@@ -42,8 +42,8 @@ def _of_adapters(plan: PlanValues) -> Iterator[str]:
     for what, is_there in named.items():
         if is_there != bool(plan.adapters.rank):
             yield (
-                f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {plan.adapters.rank}: make a new plan "
-                "with coordinator plan new, where a rank is for good"
+                f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {plan.adapters.rank}: make a "
+                "new plan with coordinator plan new, where a rank is for good"
             )
 
 
@@ -51,8 +51,8 @@ def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
     weighting = plan.aggregation.weighs
     if plan.aggregation.secure_aggregation and not weighting.masks:
         yield (
-            f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the coordinator '
-            "knows the sum of weights alone: set another one, or turn secure_aggregation off"
+            f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the '
+            "coordinator knows the sum of weights alone: set another one, or turn secure_aggregation off"
         )
     for it in weighting.clashes(plan.training):
         yield (

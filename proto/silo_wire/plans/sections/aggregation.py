@@ -57,8 +57,8 @@ class AggregationSection(Section):
                 )
         if self.server_optimizer == "sgd" and self.server_learning_rate < LEAST_SGD_RATE:
             raise ValueError(
-                f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" leaves the '
-                f"model almost as it was: set at least {LEAST_SGD_RATE:g}"
+                f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" '
+                f"leaves the model almost as it was: set at least {LEAST_SGD_RATE:g}"
             )
         return self
 
@@ -69,10 +69,12 @@ class AggregationSection(Section):
 
     @property
     def weight_cap(self) -> float:
-        """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level privacy."""
+        """What a silo's weight is bounded by where it is taken as a share of that: in masked sums, under silo-level
+        privacy."""
         return self.max_weight if self.weighs.only_weight is None else self.weighs.only_weight
 
     @property
     def least_weight(self) -> float:
-        """What a silo weighs at least in a masked sum, so that nobody's delta counts `max_weight_ratio` times another's."""
+        """What a silo weighs at least in a masked sum, so that nobody's delta counts `max_weight_ratio` times
+        another's."""
         return self.weight_cap / self.max_weight_ratio

@@ -36,8 +36,8 @@ BUNDLE_FILES = frozenset(
 class ModelSection(Section):
     """Which model, by digest of everything that makes it; written by `coordinator plan new`, not by hand.
 
-    `source`, `revision` and `weights` are the operator's word, for people who fetch a copy of their own; `initial` and `base` are
-    what that copy is compared with.
+    `source`, `revision` and `weights` are the operator's word, for people who fetch a copy of their own; `initial` and
+    `base` are what that copy is compared with.
     """
 
     source: Annotated[

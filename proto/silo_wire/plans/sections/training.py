@@ -11,7 +11,8 @@ from silo_wire.plans.sections.numbers import MOST_NORM, Count, NonNegative, Rate
 from silo_wire.plans.work import COMMON, Work
 
 MOST_MU, MOST_MASKED_MU = 1e3, 10.0
-"""Far above either, the pull towards the round model leaves float32's range where a silo makes a second step, and nowhere else."""
+"""Far above either, the pull towards the round model leaves float32's range where a silo makes a second step, and
+nowhere else."""
 MOST_DROPOUT = 0.9
 
 

@@ -1,7 +1,7 @@
 """What a change of release groups makes possible, in words for the people of one silo.
 
-Who approves reads this text and nothing else, and the audit log keeps it. So it names everything that the change brings at once, the
-own silo first: a finding that hides another one hides its victim.
+Who approves reads this text and nothing else, and the audit log keeps it. So it names everything that the change brings
+at once, the own silo first: a finding that hides another one hides its victim.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,18 +11,21 @@ from lorica_security.secure_aggregation.groups.release_groups import LEAST_PROMI
 
 
 def judged_by(link: Link, smallest_group: int) -> int:
-    """Of fewer silos than this a set is small: what the silo's policy says, or what the link promises, if that is more."""
+    """Of fewer silos than this a set is small: what the silo's policy says, or what the link promises, if that is
+    more."""
     return max(smallest_group, link.promise.smallest_group)
 
 
 def split_pieces(previous: Link, link: Link, silo: SiloName) -> tuple[Group, ...]:
-    """What `link` leaves of each atom that it splits: of `silo`'s own atom first, and of that the piece with `silo` first."""
+    """What `link` leaves of each atom that it splits: of `silo`'s own atom first, and of that the piece with `silo`
+    first."""
     split = own_first([atom for atom in previous.atoms if atom not in link.atoms], silo)
     return tuple(piece for atom in split for piece in own_first(link.atoms, silo) if piece[0] in atom)
 
 
 def new_small_atoms(previous: Link | None, link: Link, *, smallest_group: int) -> tuple[Group, ...]:
-    """Sets of fewer than `smallest_group` silos that `link` tells apart for the first time: sums can be subtracted down to them."""
+    """Sets of fewer than `smallest_group` silos that `link` tells apart for the first time: sums can be subtracted down
+    to them."""
     before = frozenset(() if previous is None else previous.atoms)
     return tuple(atom for atom in link.atoms if len(atom) < smallest_group and atom not in before)
 
@@ -45,13 +48,14 @@ def objection(
     asks: Promise,
     signed: Collection[SiloName] | None = None,
 ) -> str | None:
-    """Why people of `silo` must decide about `link`: all that may be learnt of whom, in one text; None: it passes by itself.
+    """Why people of `silo` must decide about `link`: all that may be learnt of whom, in one text; None: it passes by
+    itself.
 
-    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned, `asks` is what its policy asks a
-    link to promise. The coordinator does not choose who is with whom: by itself passes one group of all that are pinned, or what tells
-    nobody apart who was together before. Nor does it choose how hard the next change will be: a promise beyond policy and predecessor is
-    for people.
-    `signed` are those whose good signatures are there; None: of those inside the groups it is not said who has signed.
+    `previous` is the link that the silo holds, `pinned` are the peers whose keys its people pinned, `asks` is what its
+    policy asks a link to promise. The coordinator does not choose who is with whom: by itself passes one group of all
+    that are pinned, or what tells nobody apart who was together before. Nor does it choose how hard the next change
+    will be: a promise beyond policy and predecessor is for people. `signed` are those whose good signatures are there;
+    None: of those inside the groups it is not said who has signed.
     """
     came = previous is None or silo not in previous.members  # nothing holds yet for whom it is summed with
     group = link.partition.group_of(silo)
@@ -88,8 +92,8 @@ def objection(
         elif chosen:
             others = ", ".join(peer for peer in group or () if peer != silo)
             yield (
-                f"somebody else chose that this silo is summed with {others}: who works together among them learns the sum "
-                "of the others"
+                f"somebody else chose that this silo is summed with {others}: who works together among them learns "
+                "the sum of the others"
             )
         if told:
             under = "these groups" if previous is None else "the groups before and under these"
@@ -102,8 +106,9 @@ def objection(
             yield f"these release groups promise less than those before: {', '.join(less)}"
         if more:
             yield (
-                f"these release groups promise more than this silo's policy asks for, and than those before: {', '.join(more)}. "
-                f"What follows them, also to take that back, needs the signatures of {needed_after(link)} of {len(link.members)} silos"
+                "these release groups promise more than this silo's policy asks for, and than those before: "
+                f"{', '.join(more)}. What follows them, also to take that back, needs the signatures of "
+                f"{needed_after(link)} of {len(link.members)} silos"
             )
         yield from _not_asked(link, {one for each in (*told, *groups) for one in each} - {silo}, signed)
 

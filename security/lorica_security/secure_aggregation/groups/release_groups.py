@@ -1,19 +1,22 @@
-"""Release groups: standing sets of silos that enter a sum together or not at all, and the chain that every change of them joins.
+"""Release groups: standing sets of silos that enter a sum together or not at all, and the chain that every change of
+them joins.
 
-Masks hide one vector inside one sum; whoever chooses the sums can subtract one from another. A *partition* puts every silo into
-one group, and a silo signs a survivor set only where it is a union of whole groups (silo/phases). Every sum under one
-partition is then constant on its groups, and so is every linear combination of such sums.
+Masks hide one vector inside one sum; whoever chooses the sums can subtract one from another. A *partition* puts every
+silo into one group, and a silo signs a survivor set only where it is a union of whole groups (silo/phases). Every sum
+under one partition is then constant on its groups, and so is every linear combination of such sums.
 
-Partitions change, and memories of single silos do not suffice: of seven silos, sums over {1..7}, over {2,3,4} under 1567|234 and over
-{5,6,7} under 1234|567 isolate silo 1, and no silo of either last sum has seen the other partition. So partitions form one chain
-for the federation (So et al. 2023 fix their batches for good; a federation of years cannot):
+Partitions change, and memories of single silos do not suffice: of seven silos, sums over {1..7}, over {2,3,4} under
+1567|234 and over {5,6,7} under 1234|567 isolate silo 1, and no silo of either last sum has seen the other partition. So
+partitions form one chain for the federation (So et al. 2023 fix their batches for good; a federation of years cannot):
 
-- A *link* names its predecessor, its partition, and the *atoms*: the common refinement of all partitions so far, in which
-  leavers stay. Every sum ever made is constant on the atoms of the newest link.
-- The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N members,
-  where c is in the predecessor (`Promise`): all count with the same number, and no silo takes a link that promises less than its policy.
-- With one silo gone for good a successor still has to find its signatures: (N + c) // 2 + 1 <= N - 1, which is c <= N - 3. A link
-  that promises more (`out_of_reach`) is refused: nothing could ever follow it, or one silo could keep everything from following.
+- A *link* names its predecessor, its partition, and the *atoms*: the common refinement of all partitions so far, in
+  which leavers stay. Every sum ever made is constant on the atoms of the newest link.
+- The first link is signed by all its members. Each other one is signed by more than (N + c) / 2 of the predecessor's N
+  members, where c is in the predecessor (`Promise`): all count with the same number, and no silo takes a link that
+  promises less than its policy.
+- With one silo gone for good a successor still has to find its signatures: (N + c) // 2 + 1 <= N - 1, which is c <= N -
+  3. A link that promises more (`out_of_reach`) is refused: nothing could ever follow it, or one silo could keep
+  everything from following.
 - A silo signs one successor of a link, and takes part under the one head that it holds; rosters are bound to that head.
   Two successors of one link would need more than N + c signatures of N silos of which c sign twice.
 - What a change makes possible is what `group_changes.objection` says. Where it says something, people decide.
@@ -45,13 +48,15 @@ Group = tuple[SiloName, ...]
 
 
 def least_group(colluders: int) -> int:
-    """All colluders may sit in one group: two silos of it at least do not collude, and a sum of two shows each the other."""
+    """All colluders may sit in one group: two silos of it at least do not collude, and a sum of two shows each the
+    other."""
     return max(3, colluders + 2)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Disjoint groups that are not empty; members ascend within a group, groups by their first member. Raises MalformedMessage."""
+    """Disjoint groups that are not empty; members ascend within a group, groups by their first member. Raises
+    MalformedMessage."""
 
     groups: tuple[Group, ...]
 
@@ -98,8 +103,8 @@ class Partition:
     def least_sum(self, cohort: Collection[SiloName], *, threshold: int, min_survivors: int) -> int | None:
         """The fewest silos of `cohort` that a sum can be over; None where no sum can come out.
 
-        A sum is over whole groups with `min_survivors` silos; `threshold` silos must have sent their vectors, those of incomplete
-        groups among them. Each group outside the sum misses one at least.
+        A sum is over whole groups with `min_survivors` silos; `threshold` silos must have sent their vectors, those of
+        incomplete groups among them. Each group outside the sum misses one at least.
         """
         there = frozenset(cohort)
         sizes = [len(group) for group in self.groups if there.issuperset(group)]
@@ -136,7 +141,8 @@ def refined(atoms: Iterable[Group], partition: Partition) -> tuple[Group, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a link says that it holds against: `colluders` silos that sign two successors, and sets of fewer than `smallest_group`.
+    """What a link says that it holds against: `colluders` silos that sign two successors, and sets of fewer than
+    `smallest_group`.
 
     All members count signatures with these numbers, and none of them takes a link that says less than its own policy.
     Raises MalformedMessage.
@@ -259,19 +265,22 @@ def too_little(link: Link, asked: Promise) -> str | None:
 
 
 def out_of_reach(link: Link) -> str | None:
-    """Why no successor of `link` could be sure of its signatures with one silo gone for good, with the remedy; None: one can."""
+    """Why no successor of `link` could be sure of its signatures with one silo gone for good, with the remedy; None:
+    one can."""
     silos, colluders = len(link.members), link.promise.colluders
     if silos < 3:
         return (
-            f"release groups {link.number} ({link.digest.hex()[:16]}) are of {silos} silos: under masks no sum is of fewer than 3, and "
-            "of so few one that is gone for good keeps any other groups from following. Propose groups of at least 3 silos"
+            f"release groups {link.number} ({link.digest.hex()[:16]}) are of {silos} silos: under masks no sum is "
+            "of fewer than 3, and of so few one that is gone for good keeps any other groups from following. Propose "
+            "groups of at least 3 silos"
         )
     if colluders <= silos - 3:
         return None
     return (
-        f"release groups {link.number} ({link.digest.hex()[:16]}) promise to hold against {colluders} colluders among {silos} silos: what "
-        f"follows them would need {needed_after(link)} signatures, and one silo that is gone for good would keep them from it. "
-        f"Of {silos} silos at most {silos - 3} may be colluders: `coordinator groups propose` with --colluders {silos - 3} or less, or with "
+        f"release groups {link.number} ({link.digest.hex()[:16]}) promise to hold against {colluders} colluders "
+        f"among {silos} silos: what follows them would need {needed_after(link)} signatures, and one silo that is "
+        f"gone for good would keep them from it. Of {silos} silos at most {silos - 3} may be colluders: `coordinator "
+        f"groups propose` with --colluders {silos - 3} or less, or with "
         f"{colluders + 3 - silos} more silos"
     )
 
@@ -282,7 +291,8 @@ def needed_after(link: Link) -> int:
 
 
 def check_successor(previous: Link | None, link: Link) -> None:
-    """Raise MalformedMessage unless `link` follows `previous` with the atoms that come of both; None: it is the first."""
+    """Raise MalformedMessage unless `link` follows `previous` with the atoms that come of both; None: it is the
+    first."""
     expected = (
         first_link(link.federation, link.partition, link.promise)
         if previous is None
@@ -291,13 +301,15 @@ def check_successor(previous: Link | None, link: Link) -> None:
     if link != expected:
         raise MalformedMessage(
             f"release groups {link.number} ({link.digest.hex()[:16]}) do not follow "
-            f"{'nothing' if previous is None else previous.digest.hex()[:16]}: they name another predecessor or other atoms"
+            f"{'nothing' if previous is None else previous.digest.hex()[:16]}: they name another predecessor or "
+            "other atoms"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignedLink:
-    """`signatures` by name of the signer, each over the link's digest with that silo's identity key. Raises MalformedMessage."""
+    """`signatures` by name of the signer, each over the link's digest with that silo's identity key. Raises
+    MalformedMessage."""
 
     link: Link
     signatures: tuple[tuple[SiloName, bytes], ...] = ()
@@ -344,7 +356,8 @@ def missing_signatures(
 ) -> tuple[frozenset[SiloName], int]:
     """Of whom `link` still wants signatures, and how many; 0: it stands.
 
-    Of the first link all members; of another more than (N + c) / 2 of the predecessor's N members, c being the predecessor's colluders.
+    Of the first link all members; of another more than (N + c) / 2 of the predecessor's N members, c being the
+    predecessor's colluders.
     """
     if previous is None:
         missing = link.members - frozenset(signed)

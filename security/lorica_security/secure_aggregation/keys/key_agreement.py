@@ -1,20 +1,20 @@
 """Keys: one root of entropy per silo and attempt, X25519 and ML-KEM-768 between silos, HKDF-SHA-256 for every purpose.
 
-All that is secret in an attempt is expanded from its root: the two secrets that key pairs are made from, the self-mask seed, share
-polynomials, salts, the rounding stream, noise. A restarted agent that still has the root makes the same bytes; erasing the root erases
-everything that it sealed or masked. The info of every key names the digests that it is bound to, so that silos with different
-views of the attempt get unrelated masks and cannot open each other's boxes.
+All that is secret in an attempt is expanded from its root: the two secrets that key pairs are made from, the self-mask
+seed, share polynomials, salts, the rounding stream, noise. A restarted agent that still has the root makes the same
+bytes; erasing the root erases everything that it sealed or masked. The info of every key names the digests that it is
+bound to, so that silos with different views of the attempt get unrelated masks and cannot open each other's boxes.
 
-A recorder may break X25519 one day, and ML-KEM-768 is young: each key between two silos takes a secret of both kinds, so that
-breaking one kind alone gives nothing. A public key is 1184 bytes of ML-KEM-768 (FIPS 203), then 32 of X25519.
+A recorder may break X25519 one day, and ML-KEM-768 is young: each key between two silos takes a secret of both kinds,
+so that breaking one kind alone gives nothing. A public key is 1184 bytes of ML-KEM-768 (FIPS 203), then 32 of X25519.
 
-    mask secret   32 bytes, shared by Shamir. Both private mask keys come from it, and this silo's pair secrets (pair_secret.py):
-                  whoever recovers it makes all masks between this silo and the others
-    box secret    32 bytes that nobody else ever has: were boxes opened by the mask secret, recovering a dropped silo would open its
-                  boxes, and with them its self mask
+    mask secret   32 bytes, shared by Shamir. Both private mask keys come from it, and this silo's pair secrets
+                  (pair_secret.py): whoever recovers it makes all masks between this silo and the others
+    box secret    32 bytes that nobody else ever has: were boxes opened by the mask secret, recovering a dropped silo
+                  would open its boxes, and with them its self mask
 
-Encapsulation is random, and `cryptography` takes no coins for it: `encapsulated` is called by whoever runs a silo's machine, never by
-the machine.
+Encapsulation is random, and `cryptography` takes no coins for it: `encapsulated` is called by whoever runs a silo's
+machine, never by the machine.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,8 @@ def box_secret(root: Secret, attempt: Attempt) -> Secret:
 
 
 class KeyPair:
-    """Both private keys of a mask or a box secret, which it owns from then on; OpenSSL clears its copies when this goes."""
+    """Both private keys of a mask or a box secret, which it owns from then on; OpenSSL clears its copies when this
+    goes."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -88,7 +89,8 @@ class KeyPair:
         return self._kem.public_key().public_bytes_raw() + self._x25519.public_key().public_bytes_raw()
 
     def agreed(self, public: bytes, peer: SiloName) -> Secret:
-        """The X25519 secret with `peer`, whose public key is `public`; raises MalformedMessage for one of small order."""
+        """The X25519 secret with `peer`, whose public key is `public`; raises MalformedMessage for one of small
+        order."""
         return _exchanged(self._x25519, public, peer)
 
     def decapsulated(self, ciphertext: bytes) -> Secret:
@@ -118,7 +120,8 @@ def _exchanged(private: X25519PrivateKey, public: bytes, peer: SiloName) -> Secr
 
 
 def check_public(peer: SiloName, *keys: bytes) -> None:
-    """Raise MalformedMessage where X25519 agrees on no secret, or the other half is no ML-KEM-768 key (FIPS 203, 7.2)."""
+    """Raise MalformedMessage where X25519 agrees on no secret, or the other half is no ML-KEM-768 key (FIPS 203,
+    7.2)."""
     probe = X25519PrivateKey.from_private_bytes(bytes(X25519_BYTES - 1) + b"\x40")
     for public in keys:
         _exchanged(probe, public, peer).erase()
@@ -158,7 +161,8 @@ def encapsulated(public: bytes) -> Encapsulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Two members of a roster and their public keys: of a box, dealer and holder; of a pair of masks, first and second by name."""
+    """Two members of a roster and their public keys: of a box, dealer and holder; of a pair of masks, first and second
+    by name."""
 
     roster: bytes
     silos: tuple[SiloName, SiloName]
@@ -175,7 +179,8 @@ class Link:
 
 
 def box_key(keys: KeyPair, link: Link, *, own: SiloName, kem: Encapsulation) -> Secret:
-    """The key of the one box of `link`, by the box keys of `own`; `kem` is what the dealer encapsulated to the holder."""
+    """The key of the one box of `link`, by the box keys of `own`; `kem` is what the dealer encapsulated to the
+    holder."""
     return _of_both_kinds(kem.secret, keys, link, own, "box", kem.ciphertext)
 
 

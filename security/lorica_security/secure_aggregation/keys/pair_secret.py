@@ -1,12 +1,14 @@
-"""Pair secrets: what takes ML-KEM-768's place beside X25519 in the mask of two silos, so that either mask secret leads to it.
+"""Pair secrets: what takes ML-KEM-768's place beside X25519 in the mask of two silos, so that either mask secret leads
+to it.
 
-The first by name expands the pair secret from its mask secret, and gives it to the second in its box. Beside the box goes a *copy* under
-the second's ML-KEM mask key. When the first drops, its recovered mask secret gives the pair secret; when the second drops, its
-recovered mask secret opens the copy. An encapsulated secret by itself would not do: the first could not make it again from its mask secret.
+The first by name expands the pair secret from its mask secret, and gives it to the second in its box. Beside the box
+goes a *copy* under the second's ML-KEM mask key. When the first drops, its recovered mask secret gives the pair secret;
+when the second drops, its recovered mask secret opens the copy. An encapsulated secret by itself would not do: the
+first could not make it again from its mask secret.
 
-The copy holds a commitment, so that what each of the two ways leads to is one and the same, or the first is convicted: the second holds
-what it found in the box against it, and whoever recovers a mask secret holds what comes out against it. All of it is in the
-digest of the box that the first signed (Dealing). 256 uniform bits need no salt.
+The copy holds a commitment, so that what each of the two ways leads to is one and the same, or the first is convicted:
+the second holds what it found in the box against it, and whoever recovers a mask secret holds what comes out against
+it. All of it is in the digest of the box that the first signed (Dealing). 256 uniform bits need no salt.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ PAIR_SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCopy:
-    """A pair secret under the second's ML-KEM mask key: `covered` is the secret xor a key of what `ciphertext` holds."""
+    """A pair secret under the second's ML-KEM mask key: `covered` is the secret xor a key of what `ciphertext`
+    holds."""
 
     ciphertext: bytes
     covered: bytes

@@ -1,9 +1,10 @@
 """Shamir's secret sharing (1979) of 32-byte secrets over the field of 2^521 - 1, with salted commitments to each share.
 
-The prime is the Mersenne prime of NIST P-521. A share is the polynomial's value at the holder's place in the roster, counted
-from 1, as 66 big-endian bytes; fewer than `threshold` of them say nothing at all about the secret. A commitment is hiding
-(32 random bytes of salt) and binding (BLAKE3), and is signed by the dealer before anybody masks, so that a share which comes
-back altered has a culprit, and so has a dealer whose shares do not give back the secret that it committed to.
+The prime is the Mersenne prime of NIST P-521. A share is the polynomial's value at the holder's place in the roster,
+counted from 1, as 66 big-endian bytes; fewer than `threshold` of them say nothing at all about the secret. A commitment
+is hiding (32 random bytes of salt) and binding (BLAKE3), and is signed by the dealer before anybody masks, so that a
+share which comes back altered has a culprit, and so has a dealer whose shares do not give back the secret that it
+committed to.
 
 Python's integers do not run in constant time; all of this runs a few times per round on fresh secrets, silently, in
 processes of their own, so there is nothing that an observer could repeat and average.
@@ -58,7 +59,8 @@ def check_share(share: bytes) -> None:
 
 
 def combined(shares: Mapping[int, bytes], *, threshold: int) -> Secret:
-    """The secret behind exactly `threshold` shares, by place (from 1); raises MalformedMessage when it is none of 32 bytes."""
+    """The secret behind exactly `threshold` shares, by place (from 1); raises MalformedMessage when it is none of 32
+    bytes."""
     if len(shares) != threshold or any(place < 1 for place in shares):
         raise ValueError(f"{len(shares)} shares, exactly {threshold} are combined, at places from 1")
     total = 0

@@ -1,7 +1,8 @@
-"""Share boxes: what one dealer has for one holder, sealed with ChaCha20-Poly1305: two key shares, and to a later name the pair secret.
+"""Share boxes: what one dealer has for one holder, sealed with ChaCha20-Poly1305: two key shares, and to a later name
+the pair secret.
 
-The associated data are the roster digest, the dealer and the holder. The key takes a secret that the dealer encapsulated for this box
-alone, so that one key never seals two contents and the nonce can be zero.
+The associated data are the roster digest, the dealer and the holder. The key takes a secret that the dealer
+encapsulated for this box alone, so that one key never seals two contents and the nonce can be zero.
 """
 
 from dataclasses import dataclass

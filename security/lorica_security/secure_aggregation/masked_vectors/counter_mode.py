@@ -1,11 +1,12 @@
-"""AES-CTR from any counter block on, by way of GCM, which OpenSSL runs on the processor's vector instructions, as it does not run CTR.
+"""AES-CTR from any counter block on, by way of GCM, which OpenSSL runs on the processor's vector instructions, as it
+does not run CTR.
 
 GCM is CTR and a tag. Its keystream begins with the block after J0, and a nonce of 16 bytes gives (SP 800-38D, 7.1)
 
     J0 = GHASH(nonce, 128) = (nonce * H + 128) * H    in GF(2^128), where H is the cipher's block of zeros
 
-so that nonce = J0 / H^2 + 128 / H leads to any J0. Only the keystream is of use here: no tag is asked for, nothing is authenticated,
-and the nonce stays here, since H can be told from it.
+so that nonce = J0 / H^2 + 128 / H leads to any J0. Only the keystream is of use here: no tag is asked for, nothing is
+authenticated, and the nonce stays here, since H can be told from it.
 
 GCM counts in the 32 low bits of a block, CTR in all of them: a keystream from here ends where those bits run over.
 """
@@ -35,7 +36,8 @@ def gcm_reaches(counter: int, blocks: int) -> bool:
 
 
 class Nonces:
-    """For one key, the nonce of each counter block. Whoever has them has the cipher's block of zeros: `erase` when done."""
+    """For one key, the nonce of each counter block. Whoever has them has the cipher's block of zeros: `erase` when
+    done."""
 
     def __init__(self, key: Buffer) -> None:
         inverse = _inverse(_element(by_ctr(key, 0).update(bytes(BLOCK_BYTES))))

@@ -1,21 +1,23 @@
 """Fixed-point encoding: reals to integers mod 2^32, so that sums of masked vectors are exact.
 
-A silo of weight w encodes, coordinate by coordinate, x = w * delta / cap. Tensor k has a public range R_k: x is clipped to
-[-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias. More
-words follow the delta, its tail: w / cap, in range 1; the number of coordinates that were beyond their range; and the silo's scores of
-the model that it trained from (`scores`). Only sums of them are ever seen.
+A silo of weight w encodes, coordinate by coordinate, x = w * delta / cap. Tensor k has a public range R_k: x is clipped
+to [-R_k, R_k], multiplied by levels / R_k and rounded to one of its two neighbouring integers at random, without bias.
+More words follow the delta, its tail: w / cap, in range 1; the number of coordinates that were beyond their range; and
+the silo's scores of the model that it trained from (`scores`). Only sums of them are ever seen.
 
-Clipping is the last resort. A sum of clipped deltas is a grid of known numbers, beside which an unclipped one is seen. So a silo scales a
-tensor that goes beyond its range down as a whole before it encodes (silo_agent/training/update/within_range.py), and nothing is clipped here.
+Clipping is the last resort. A sum of clipped deltas is a grid of known numbers, beside which an unclipped one is seen.
+So a silo scales a tensor that goes beyond its range down as a whole before it encodes
+(silo_agent/training/update/within_range.py), and nothing is clipped here.
 
-Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the rounding) and the constructor of FixedPoint refuses
-unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the integers;
-likewise cohort * saturation_limit <= 2^32 - 1 for the counts.
+Overflow is impossible, not unlikely: |integer| <= levels + 1 (one for the rounding) and the constructor of FixedPoint
+refuses unless cohort * (levels + 1) <= 2^31 - 1, so a sum of `cohort` of them read as a signed word is the sum over the
+integers; likewise cohort * saturation_limit <= 2^32 - 1 for the counts.
 
-Ranges are constants of a plan (`silo_wire.plans.masked_ranges`), so what a silo puts into a sum follows from its own delta and weight.
+Ranges are constants of a plan (`silo_wire.plans.masked_ranges`), so what a silo puts into a sum follows from its own
+delta and weight.
 
-Error: the rounding of one silo adds at most half a level to the standard deviation of a coordinate, so a tensor's sum over n
-silos is off by at most sqrt(n) / 2 * R_k / levels in root mean square.
+Error: the rounding of one silo adds at most half a level to the standard deviation of a coordinate, so a tensor's sum
+over n silos is off by at most sqrt(n) / 2 * R_k / levels in root mean square.
 """
 
 import math
@@ -216,7 +218,8 @@ class Encoder:
         return min(self.weight, self.fixed_point.ranges.weight_cap)
 
     def scale(self, tensor: int) -> float:
-        """How many levels a number of 1 comes to in the delta's tensor of that index. What comes to more than all levels is beyond its range."""
+        """How many levels a number of 1 comes to in the delta's tensor of that index. What comes to more than all
+        levels is beyond its range."""
         ranges = self.fixed_point.ranges
         return (
             self.capped_weight / ranges.weight_cap * self.fixed_point.levels / ranges.tensors[tensor].bound * self.unit
@@ -243,11 +246,13 @@ class Encoder:
         return saturated
 
     def public_tail(self) -> Words:
-        """The tail where it may tell nothing of this silo: a weight of the cap, no coordinate beyond its range, no scores."""
+        """The tail where it may tell nothing of this silo: a weight of the cap, no coordinate beyond its range, no
+        scores."""
         return np.array([self.fixed_point.levels, 0, *NO_SCORES.words], dtype="<u4")
 
     def encode_tail(self, saturated: int, workspace: Workspace) -> Words:
-        """The tail: the weight; the count of coordinates beyond their range, to which a weight above the cap adds one; the scores."""
+        """The tail: the weight; the count of coordinates beyond their range, to which a weight above the cap adds one;
+        the scores."""
         ranges, levels = self.fixed_point.ranges, self.fixed_point.levels
         out: Words = np.zeros(EXTRA_WORDS, dtype="<u4")
         drawn: Words = np.zeros(1, dtype="<u4")
@@ -278,7 +283,8 @@ def _encode(
 
 
 def _round(out: Words, wide: WideBlock, drawn: Words, workspace: Workspace) -> None:
-    """The integers that `wide`, in units of 2^-32 and overwritten, rounds to: nearest to value + uniform in [-1/2, 1/2)."""
+    """The integers that `wide`, in units of 2^-32 and overwritten, rounds to: nearest to value + uniform in [-1/2,
+    1/2)."""
     noise = workspace.noise[: len(wide)]
     np.copyto(noise, drawn.view("<i4"))
     np.add(wide, noise, out=wide)
@@ -296,7 +302,8 @@ class SumTail:
 
 
 def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
-    """The sums of the weights, of the coordinates beyond their range (at least; a silo's count has a limit), of the scores."""
+    """The sums of the weights, of the coordinates beyond their range (at least; a silo's count has a limit), of the
+    scores."""
     if len(words) != EXTRA_WORDS:
         raise ValueError(f"{len(words)} words at the end of a sum: expected {EXTRA_WORDS}")
     weight = int(words[:1].view("<i4")[0])
@@ -319,7 +326,8 @@ def decode_tail(fixed_point: FixedPoint, words: Words) -> SumTail:
 
 
 def averaged(fixed_point: FixedPoint, weight_sum: float) -> FixedPoint:
-    """As which a sum decodes to the mean of the deltas at once, rounded once: the cap as a share of `weight_sum`, above zero."""
+    """As which a sum decodes to the mean of the deltas at once, rounded once: the cap as a share of `weight_sum`, above
+    zero."""
     ranges = fixed_point.ranges
     return replace(fixed_point, ranges=replace(ranges, weight_cap=ranges.weight_cap / weight_sum))
 

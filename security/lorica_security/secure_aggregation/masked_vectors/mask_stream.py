@@ -1,9 +1,9 @@
 """Mask streams: AES-256-CTR keystream as 32-bit words, addressable at any word, added mod 2^32.
 
-A key is used for one stream of one attempt, so the counter begins at zero and no nonce is needed. The stream is expanded
-and added in blocks of BLOCK_WORDS that stay in the second-level cache. Both the cipher and the addition release the GIL:
-a caller with two cores gives the two halves of a vector to two threads, each with a Workspace of its own. Long stretches come by
-the faster of two ways to the same words (counter_mode.py).
+A key is used for one stream of one attempt, so the counter begins at zero and no nonce is needed. The stream is
+expanded and added in blocks of BLOCK_WORDS that stay in the second-level cache. Both the cipher and the addition
+release the GIL: a caller with two cores gives the two halves of a vector to two threads, each with a Workspace of its
+own. Long stretches come by the faster of two ways to the same words (counter_mode.py).
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,8 @@ def expand(context: CipherContext, out: Words, workspace: Workspace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MaskSum:
-    """A signed sum of streams: what a silo adds to its encoded vector, or the coordinator to the sum of masked vectors."""
+    """A signed sum of streams: what a silo adds to its encoded vector, or the coordinator to the sum of masked
+    vectors."""
 
     added: tuple[KeyStream, ...]
     subtracted: tuple[KeyStream, ...]

@@ -1,26 +1,31 @@
-"""How much noise each silo adds under its mask, and how fine integers then are: privacy of sums without a trusted coordinator.
+"""How much noise each silo adds under its mask, and how fine integers then are: privacy of sums without a trusted
+coordinator.
 
-A silo adds discrete Gaussian noise of sigma = 2^b steps to each coordinate of its encoded delta (fixed_point.py), mod 2^32, before it
-masks. Only the sum comes out, with the noise of every silo in it. Of a sum, `honest` silos surely made theirs and told nobody: the
-fewest whose sum comes out, less those who may work against the others.
+A silo adds discrete Gaussian noise of sigma = 2^b steps to each coordinate of its encoded delta (fixed_point.py), mod
+2^32, before it masks. Only the sum comes out, with the noise of every silo in it. Of a sum, `honest` silos surely made
+theirs and told nobody: the fewest whose sum comes out, less those who may work against the others.
 
-Concentrated privacy of h discrete Gaussians (Kairouz, Liu and Steinke 2021, theorem 1): where one silo moves the sum by at most S steps
-in L2 norm, over d coordinates, the sum is as concentrated as a Gaussian mechanism of noise multiplier 1 / (S / (sqrt(h) sigma) +
-tau sqrt(d)), tau = 10 * sum over k < h of exp(-2 pi^2 sigma^2 k / (k + 1)); and like all discrete noise here it is counted as that
-Gaussian. From 2^10 steps on tau is nothing that a float can hold; it stays in the formula.
+Concentrated privacy of h discrete Gaussians (Kairouz, Liu and Steinke 2021, theorem 1): where one silo moves the sum by
+at most S steps in L2 norm, over d coordinates, the sum is as concentrated as a Gaussian mechanism of noise multiplier 1
+/ (S / (sqrt(h) sigma) + tau sqrt(d)), tau = 10 * sum over k < h of exp(-2 pi^2 sigma^2 k / (k + 1)); and like all
+discrete noise here it is counted as that Gaussian. From 2^10 steps on tau is nothing that a float can hold; it stays in
+the formula.
 
-S is the most that one unit adds, and rounding. Where the unit is a silo, its clipped delta, as a share of the cap, is at most `levels`
-long; where it is a record, `levels` are the range of a whole silo's sum, which is `reach` times what one record adds. Rounding moves each
-coordinate by less than one step, at random; where the sum was rounded before, by `grain` of its range, by as much more. So
+S is the most that one unit adds, and rounding. Where the unit is a silo, its clipped delta, as a share of the cap, is
+at most `levels` long; where it is a record, `levels` are the range of a whole silo's sum, which is `reach` times what
+one record adds. Rounding moves each coordinate by less than one step, at random; where the sum was rounded before, by
+`grain` of its range, by as much more. So
 
-    S = levels / reach + sqrt(d) (1 + grain levels),    levels = (sqrt(h) sigma (1 / z - tau sqrt(d)) - sqrt(d)) / (1 / reach + grain sqrt(d))
+    S = levels / reach + sqrt(d) (1 + grain levels)
+    levels = (sqrt(h) sigma (1 / z - tau sqrt(d)) - sqrt(d)) / (1 / reach + grain sqrt(d))
 
-keep the noise multiplier z, for any cohort and whoever drops out; more survivors than the fewest add more noise than was promised.
+keep the noise multiplier z, for any cohort and whoever drops out; more survivors than the fewest add more noise than
+was promised.
 
-Privacy needs no bound on the noise: a sum that wraps around mod 2^32 follows from the one that does not. Accuracy does. Largest deltas
-and TAIL standard deviations of a whole cohort's noise fit below 2^31 together, or the constructor refuses; a coordinate goes beyond
-with a probability of 10^-32. Noised integers are never clipped in the silo: the theorem is about their sum, not about what
-clipping would leave of each.
+Privacy needs no bound on the noise: a sum that wraps around mod 2^32 follows from the one that does not. Accuracy does.
+Largest deltas and TAIL standard deviations of a whole cohort's noise fit below 2^31 together, or the constructor
+refuses; a coordinate goes beyond with a probability of 10^-32. Noised integers are never clipped in the silo: the
+theorem is about their sum, not about what clipping would leave of each.
 """
 
 import math
@@ -40,7 +45,8 @@ CLIPPED_TO = 1 - 2.0**-16
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """Of one cohort. Raises MalformedMessage where 32-bit words cannot hold the promise, ConfigurationError for no noise at all."""
+    """Of one cohort. Raises MalformedMessage where 32-bit words cannot hold the promise, ConfigurationError for no
+    noise at all."""
 
     cohort: int
     honest: int
@@ -69,8 +75,8 @@ class NoiseShares:
                 break
         if most > SIGNED_MAX or levels < LEAST_LEVELS:
             raise MalformedMessage(
-                f"a noise multiplier of {self.noise_multiplier:g} on {self.elements} parameters of {self.cohort} silos does not fit "
-                "into 32-bit words: take fewer rounds, a larger target_epsilon or a smaller model"
+                f"a noise multiplier of {self.noise_multiplier:g} on {self.elements} parameters of {self.cohort} "
+                "silos does not fit into 32-bit words: take fewer rounds, a larger target_epsilon or a smaller model"
                 + ("" if self.reach == 1 else ", or a smaller delta_bound")
             )
         object.__setattr__(self, "sigma_bits", bits)

@@ -1,7 +1,7 @@
 """What silos answered right on held-out questions, as whole numbers that add up: more coordinates of a masked sum.
 
-One silo's scores are never seen by anybody, only those of all in a sum together; so it is with its silence: who withholds its
-scores, or has none to tell, adds zeros.
+One silo's scores are never seen by anybody, only those of all in a sum together; so it is with its silence: who
+withholds its scores, or has none to tell, adds zeros.
 """
 
 import math
@@ -17,7 +17,8 @@ MOST_LOSS = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Of one silo or of a sum. `loss` is loss per token times questions, in `LOSS_UNITS`; `executed` have a result to compare with.
+    """Of one silo or of a sum. `loss` is loss per token times questions, in `LOSS_UNITS`; `executed` have a result to
+    compare with.
 
     Raises MalformedMessage for counts that contradict each other.
     """

@@ -1,17 +1,19 @@
 """Evidence of a masked round: what shows that a round model is what the last sum made of the model before.
 
-It is a statement of the coordinator's: this attempt summed the vectors of these survivors, whose digests they signed; its sum says
-these last words; the step that it made led from this state of model and optimizer to that one. Beside it stands the
-coordinator's journal of the attempt. Whoever pinned the cohort's keys replays it (`opened`): every signature, commitment and
-threshold is checked by the very machine that ran the attempt, and the masks of the sum come out. So the sum of any stretch of
-the vectors can be made again, and the server's step of that stretch (silo_wire.checked_chunk).
+It is a statement of the coordinator's: this attempt summed the vectors of these survivors, whose digests they signed;
+its sum says these last words; the step that it made led from this state of model and optimizer to that one. Beside it
+stands the coordinator's journal of the attempt. Whoever pinned the cohort's keys replays it (`opened`): every
+signature, commitment and threshold is checked by the very machine that ran the attempt, and the masks of the sum come
+out. So the sum of any stretch of the vectors can be made again, and the server's step of that stretch
+(silo_wire.checked_chunk).
 
-States form a `Lineage`: it begins with constants of the plan, and a state joins it by evidence whose `before` is in it. Rounds that
-a silo missed join in the same way. With each state stands how far the silo knows that it is true. A round without a step (zero weight, abandoned, stopped) leaves model and state as they are and
-needs none; after a restore the next evidence begins at an older state of the lineage.
+States form a `Lineage`: it begins with constants of the plan, and a state joins it by evidence whose `before` is in it.
+Rounds that a silo missed join in the same way. With each state stands how far the silo knows that it is true. A round
+without a step (zero weight, abandoned, stopped) leaves model and state as they are and needs none; after a restore the
+next evidence begins at an older state of the lineage.
 
-A reader of evidence sees what the coordinator sees: it counts as a colluder. Evidence binds the coordinator, not a silo that
-works with it, which can still send any vector within its ranges.
+A reader of evidence sees what the coordinator sees: it counts as a colluder. Evidence binds the coordinator, not a silo
+that works with it, which can still send any vector within its ranges.
 """
 
 from dataclasses import dataclass, replace
@@ -44,10 +46,11 @@ MAX_EVENTS = 1 << 12
 
 @dataclass(frozen=True, kw_only=True)
 class ModelState:
-    """A model and what the next step begins from, as digests of manifests: `model` as it is handed out, `master` in float32.
+    """A model and what the next step begins from, as digests of manifests: `model` as it is handed out, `master` in
+    float32.
 
-    `slots` are the optimizer's vectors by name, none before the first step: a constant of the plan fills them. Where models are
-    handed out in float32, `model` is `master`. Raises MalformedMessage.
+    `slots` are the optimizer's vectors by name, none before the first step: a constant of the plan fills them. Where
+    models are handed out in float32, `model` is `master`. Raises MalformedMessage.
     """
 
     steps: int
@@ -78,9 +81,11 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Of the attempt whose sum made a step. `tail` has the last words of the sum: weights, coordinates that were cut, scores.
+    """Of the attempt whose sum made a step. `tail` has the last words of the sum: weights, coordinates that were cut,
+    scores.
 
-    `journal` has the coordinator's events of the attempt, up to the one at which the sum came out. Raises MalformedMessage.
+    `journal` has the coordinator's events of the attempt, up to the one at which the sum came out. Raises
+    MalformedMessage.
     """
 
     attempt: Attempt
@@ -150,8 +155,8 @@ _ASK = "nothing was changed; ask the operator for the evidence of that round"
 def opened(evidence: Evidence, identities: Identities, demands: Demands) -> OpenedSum:
     """Replay the attempt, `identities` being pinned keys, this silo's own among them.
 
-    Raises PolicyRefusal unless the sum of exactly these survivors came out of the model in `before`, agreed on by a cohort as
-    `demands` want it.
+    Raises PolicyRefusal unless the sum of exactly these survivors came out of the model in `before`, agreed on by a
+    cohort as `demands` want it.
     """
     attempt = evidence.attempt
     state: State = Idle()
@@ -186,7 +191,8 @@ def opened(evidence: Evidence, identities: Identities, demands: Demands) -> Open
 class Checked(Enum):
     """How far a silo knows that a state is what its evidence says; each one is more than the one before it."""
 
-    REPLAYED = "replayed"  # the attempt was replayed: the survivors signed for the model before it, and for nothing else of a state
+    # the attempt was replayed: the survivors signed for the model before it, and for nothing else of a state
+    REPLAYED = "replayed"
     SPOT = "spot"  # some chunks were made again, by this silo's own choice
     JOINT = "joint"  # every chunk was, by this silo or by enough others
 
@@ -197,7 +203,8 @@ class Checked(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this digest."""
+    """A state that a silo accepted: made in `round`, 0 for the plan's initial model, by the evidence with this
+    digest."""
 
     round: int
     state: ModelState
@@ -222,7 +229,8 @@ class Lineage:
 
     @classmethod
     def of_plan(cls, *, federation: FederationName, plan: bytes, master: bytes, model: bytes) -> "Lineage":
-        """Of the initial model, a constant of the plan; `model` is `master` unless models are handed out in another type."""
+        """Of the initial model, a constant of the plan; `model` is `master` unless models are handed out in another
+        type."""
         first = Accepted(round=0, state=ModelState(steps=0, model=model, master=master), evidence=NO_EVIDENCE)
         return cls(federation=federation, plan=plan, accepted=(first,))
 
@@ -248,7 +256,8 @@ class Lineage:
         return evidence.before != self.newest.state
 
     def require_next(self, evidence: Evidence, least: Checked = Checked.REPLAYED) -> None:
-        """Raise PolicyRefusal unless `evidence` is of this plan and begins where a state of this lineage, checked as far as `least`, ended."""
+        """Raise PolicyRefusal unless `evidence` is of this plan and begins where a state of this lineage, checked as
+        far as `least`, ended."""
         attempt = evidence.attempt
         if (attempt.federation, attempt.plan) != (self.federation, self.plan):
             raise refused(
@@ -264,7 +273,8 @@ class Lineage:
         if not self.begins(evidence, least):
             raise refused(
                 attempt,
-                f"it begins at step {evidence.before.steps} with a model or optimizer state that no accepted evidence led to",
+                f"it begins at step {evidence.before.steps} with a model or optimizer state that no accepted "
+                "evidence led to",
                 _ASK,
             )
         earliest = min(one.round for one in self.accepted if one.state == evidence.before)
@@ -272,9 +282,11 @@ class Lineage:
             raise refused(attempt, f"it begins where round {earliest} ended, which is no round before it", _ASK)
 
     def after(self, evidence: Evidence, checked: Checked = Checked.JOINT) -> "Lineage":
-        """With the state that `evidence` led to. Call it when `opened` agreed, and the checks of chunks as far as `checked`.
+        """With the state that `evidence` led to. Call it when `opened` agreed, and the checks of chunks as far as
+        `checked`.
 
-        The same again changes nothing but how far it is checked, where that is further now. Raises what `require_next` raises.
+        The same again changes nothing but how far it is checked, where that is further now. Raises what `require_next`
+        raises.
         """
         self.require_next(evidence)
         known = [one for one in self.accepted if one.evidence == evidence.digest]

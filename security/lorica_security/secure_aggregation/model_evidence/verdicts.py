@@ -1,9 +1,10 @@
-"""Silos check a round model together: each makes some of its chunks again, and signs which came out as the evidence says.
+"""Silos check a round model together: each makes some of its chunks again, and signs which came out as the evidence
+says.
 
-Every chunk is one that `checkers` of the survivors are to check; who is to check what follows from their names, so nobody deals it out. A
-silo takes a chunk for right that it checked itself, or that so many others did whose keys its people pinned: of `colluders`
-+ 1 others at least one is honest. What others leave out it checks itself. What it checked itself it knows from its own disk, and
-from no verdict.
+Every chunk is one that `checkers` of the survivors are to check; who is to check what follows from their names, so
+nobody deals it out. A silo takes a chunk for right that it checked itself, or that so many others did whose keys its
+people pinned: of `colluders` + 1 others at least one is honest. What others leave out it checks itself. What it checked
+itself it knows from its own disk, and from no verdict.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +29,8 @@ def checkers(colluders: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`silo` found these chunks of the round right: in `chunks` a bit for each, the first one lowest in the first byte. Raises MalformedMessage."""
+    """`silo` found these chunks of the round right: in `chunks` a bit for each, the first one lowest in the first byte.
+    Raises MalformedMessage."""
 
     silo: SiloName
     evidence: bytes
@@ -75,7 +77,8 @@ def signed_verdict(evidence: bytes, silo: SiloName, chunks: Iterable[int], key: 
 
 
 def part_of(silo: SiloName, survivors: Sequence[SiloName], chunks: int, *, each: int) -> frozenset[int]:
-    """Which of `chunks` chunks `silo` is to check, where `each` of the survivors check every one; none where it is not among them."""
+    """Which of `chunks` chunks `silo` is to check, where `each` of the survivors check every one; none where it is not
+    among them."""
     names = sorted(survivors)
     if silo not in names:
         return frozenset()

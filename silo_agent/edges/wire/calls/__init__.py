@@ -1,1 +1,2 @@
-"""What an agent calls at the coordinator: orders, downloads, evidence, uploads, each tried again until it is answered."""
+"""What an agent calls at the coordinator: orders, downloads, evidence, uploads, each tried again until it is
+answered."""

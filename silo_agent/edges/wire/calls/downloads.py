@@ -1,8 +1,8 @@
 """Plans and models from the coordinator.
 
-What it sends is checked here, in this order, before anything is kept: a plan has the digest that was asked for; a model's
-manifest has the digest of the order, fits the plan's layout, was made by no later round, and carries the coordinator's
-signature; each chunk has its digest.
+What it sends is checked here, in this order, before anything is kept: a plan has the digest that was asked for; a
+model's manifest has the digest of the order, fits the plan's layout, was made by no later round, and carries the
+coordinator's signature; each chunk has its digest.
 """
 
 import asyncio
@@ -181,7 +181,8 @@ class Downloads(Calls):
     def _kept_header(
         self, models: ModelCache, model: Digest, *, plan: Digest, layout: Layout, latest_round: int
     ) -> ModelHeader | None:
-        """Of a model on this silo's disk; None where it does not hold now, as of a model that came under another plan: it is fetched anew."""
+        """Of a model on this silo's disk; None where it does not hold now, as of a model that came under another plan:
+        it is fetched anew."""
         header = models.header(model)
         if header is not None:
             try:

@@ -45,7 +45,8 @@ class EvidenceCalls(Calls):
     async def fetch_pieces(
         self, plan: Digest, model: Digest, chunk: int, held: HeldPieces, most: int
     ) -> Sequence[bytes]:
-        """What chunk `chunk` of the round that made `model` is made again with, without what is `held`: `most` pieces at most.
+        """What chunk `chunk` of the round that made `model` is made again with, without what is `held`: `most` pieces
+        at most.
 
         Raises what the coordinator says, MalformedMessage.
         """

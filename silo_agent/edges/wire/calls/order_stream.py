@@ -87,7 +87,8 @@ class OrderStream(Calls):
         )
 
     def _hear(self, notice: federation_pb2.Notice) -> None:
-        """Raises StateError for a coordinator whose wire is too far from this agent's: it is tried again, until one side was upgraded."""
+        """Raises StateError for a coordinator whose wire is too far from this agent's: it is tried again, until one
+        side was upgraded."""
         speaker = Speaker.from_wire(notice.coordinator_version, major=wire_version.OURS.major, minor=notice.wire_minor)
         require_compatible(agent=wire_version.OURS, coordinator=speaker.wire, silo=self._credentials.silo)
         self.on_speaker(speaker)

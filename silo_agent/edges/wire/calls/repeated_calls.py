@@ -1,9 +1,10 @@
 """Calls to the coordinator over mutual TLS, and how they are tried again.
 
 Every call may be repeated, so a call that finds the coordinator unreachable waits (backoff.py) and tries again until
-its task is cancelled; so does one that is refused since a certificate does not hold by somebody's clock, which may be set right. A word
-that a round needs (not ready, ready, trained, declined, an answer, scores, a ledger's head) is also said again to a coordinator that could not
-store it. So each is said until it is taken, or until the coordinator says that its time is over.
+its task is cancelled; so does one that is refused since a certificate does not hold by somebody's clock, which may be
+set right. A word that a round needs (not ready, ready, trained, declined, an answer, scores, a ledger's head) is also
+said again to a coordinator that could not store it. So each is said until it is taken, or until the coordinator says
+that its time is over.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ class Traffic:
 
 
 class Calls:
-    """What every call goes over, and how it is tried again. `unreachable` hears of each failed try, with the seconds until the next."""
+    """What every call goes over, and how it is tried again. `unreachable` hears of each failed try, with the seconds
+    until the next."""
 
     def __init__(
         self,
@@ -65,7 +67,8 @@ class Calls:
         log_head: Callable[[], Head] = Head,
         traffic: Traffic | None = None,
     ) -> None:
-        """`instance` as in instance.py; without one, this client succeeds no other. `log_head`: how far this silo's audit log is."""
+        """`instance` as in instance.py; without one, this client succeeds no other. `log_head`: how far this silo's
+        audit log is."""
         self._wire = Wire(channel)
         self._credentials = credentials
         self._models = models
@@ -84,7 +87,8 @@ class Calls:
         """Hears, as each stream of orders begins, which release the coordinator is and which wire it speaks."""
 
     def go_over(self, channel: grpc.aio.Channel, credentials: SiloCredentials) -> None:
-        """New calls go over `channel` from now on, which shows these; the one before is closed once the last call on it has ended."""
+        """New calls go over `channel` from now on, which shows these; the one before is closed once the last call on it
+        has ended."""
         self._credentials = credentials
         before, self._wire = self._wire, Wire(channel)
         closing = asyncio.create_task(before.supersede())

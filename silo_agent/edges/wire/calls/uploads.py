@@ -70,7 +70,8 @@ class Uploads(Calls):
         mark: FileMark | None,
         progress: Progress,
     ) -> UpdateReceipt:
-        """`header` is of the upload that goes on at the given chunk, with the head of this silo's log; none is left of one that counts."""
+        """`header` is of the upload that goes on at the given chunk, with the head of this silo's log; none is left of
+        one that counts."""
         reply = await wire.stub.UploadOffset(
             federation_pb2.UploadOffsetRequest(
                 key=round_call_key(key, self._credentials.silo), update_digest=digest_to_wire(manifest.digest)
@@ -105,7 +106,8 @@ async def _pieces(
     progress: Progress,
     sent: Callable[[int], None],
 ) -> AsyncIterator[federation_pb2.UpdatePiece | bytes]:
-    """The header and every chunk from `first` on; the next few are read while these are sent, and `sent` hears of their bytes."""
+    """The header and every chunk from `first` on; the next few are read while these are sent, and `sent` hears of their
+    bytes."""
     yield header
     step = max(1, BATCH_BYTES // manifest.chunk_bytes)
 
@@ -124,7 +126,8 @@ async def _pieces(
 
 
 def _read_pieces(file: Path, manifest: Manifest, mark: FileMark | None, indices: range) -> list[bytes]:
-    """Chunks as they were when their manifest was made: the same bytes or none. Checked unless the file is as marked."""
+    """Chunks as they were when their manifest was made: the same bytes or none. Checked unless the file is as
+    marked."""
     if not indices:
         return []
     pieces = []

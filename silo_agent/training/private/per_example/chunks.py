@@ -1,12 +1,13 @@
 """Which examples are computed together: those of one shape, and only as many as change no bit of what each has alone.
 
-What an example adds to a private sum may not depend on which others were drawn: with weights that somebody chose, another rounding of
-the last bit, or padding that attention sees after all, changes a loss or a gradient by as much as he likes. So an example is padded
-by its own lengths alone, and a chunk is as large as this processor, with these numbers of threads, rows and columns, was found to give
-every row the bits that it gives it alone. That is tried out on numbers drawn here: how a product of matrices is cut into pieces
-depends on its sizes, never on its numbers; activations, of which that is not true, are apart (own_activations.py). Where it
-fails, as it does for the shortest examples, each is computed alone. Views of one example (views.py) are padded alike and always computed
-together: what is said here of an example's row holds of all of its rows.
+What an example adds to a private sum may not depend on which others were drawn: with weights that somebody chose,
+another rounding of the last bit, or padding that attention sees after all, changes a loss or a gradient by as much as
+he likes. So an example is padded by its own lengths alone, and a chunk is as large as this processor, with these
+numbers of threads, rows and columns, was found to give every row the bits that it gives it alone. That is tried out on
+numbers drawn here: how a product of matrices is cut into pieces depends on its sizes, never on its numbers;
+activations, of which that is not true, are apart (own_activations.py). Where it fails, as it does for the shortest
+examples, each is computed alone. Views of one example (views.py) are padded alike and always computed together: what is
+said here of an example's row holds of all of its rows.
 """
 
 import copy
@@ -56,7 +57,8 @@ class Chunks:
             self._sizes.append(2 * self._sizes[-1])
 
     def of(self, examples: EncodedExamples, indices: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-        """All of `indices`, each as often as it is there: the longest first, so that memory runs out at once or not at all."""
+        """All of `indices`, each as often as it is there: the longest first, so that memory runs out at once or not at
+        all."""
         by_shape: dict[Shape, list[int]] = {}
         for index in indices:
             by_shape.setdefault(shape_of(examples, index), []).append(index)
@@ -115,7 +117,8 @@ class _Trials:
         self._made: T5 | None = None
 
     def rows_keep_their_bits(self, shape: Shape, size: int, views: int) -> bool:
-        """Whether `size` examples of `shape`, of so many `views` each, have in one batch, to the last bit, the losses and gradients that each has alone."""
+        """Whether `size` examples of `shape`, of so many `views` each, have in one batch, to the last bit, the losses
+        and gradients that each has alone."""
         key = (self._structure, shape, size, views, self._device, torch.get_num_threads())
         if key not in _FOUND:
             generator = torch.Generator().manual_seed(size)
@@ -125,7 +128,8 @@ class _Trials:
         return _FOUND[key]
 
     def _model(self) -> T5:
-        """With one layer on either side, which holds every size there is, and random weights: those of the model may hide a difference."""
+        """With one layer on either side, which holds every size there is, and random weights: those of the model may
+        hide a difference."""
         if self._made is None:
             config = copy.deepcopy(self._like.config)
             config.num_layers = config.num_decoder_layers = 1
@@ -170,7 +174,8 @@ def _trial(model: T5, shape: Shape, size: int, views: int, device: torch.device,
 
 
 def _results(model: T5, batch: Batch) -> list[torch.Tensor]:
-    """Losses in training and in evaluation, and for each use of a trained weight what entered and the gradient of what left; example by example."""
+    """Losses in training and in evaluation, and for each use of a trained weight what entered and the gradient of what
+    left; example by example."""
     gradients = ExampleGradients(batch.examples, batch.labels.device, views=batch.views)
     with gradients.recording(model), batched_bias(model, len(batch.labels)):
         losses = example_losses(model, batch)

@@ -1,4 +1,5 @@
-"""The loss of each example: the mean cross entropy of its own target tokens, so that no example changes that of another."""
+"""The loss of each example: the mean cross entropy of its own target tokens, so that no example changes that of
+another."""
 
 import torch
 from torch.nn import functional
@@ -10,7 +11,8 @@ from silo_agent.training.task_loss import encoded_inputs, previous_tokens
 
 
 def example_losses(model: T5, batch: Batch) -> torch.Tensor:
-    """Shape (B,), float32. Every layer sees padding, too: its rows belong to examples, and their number to the shape."""
+    """Shape (B,), float32. Every layer sees padding, too: its rows belong to examples, and their number to the
+    shape."""
     config = model.config
     with own_activations(model):
         hidden: torch.Tensor = model.get_decoder()(

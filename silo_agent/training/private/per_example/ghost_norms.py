@@ -1,26 +1,28 @@
-"""Norms and sums of the gradients of single examples, without ever making one: from what goes into each layer and the gradient of
-what comes out.
+"""Norms and sums of the gradients of single examples, without ever making one: from what goes into each layer and the
+gradient of what comes out.
 
-For a linear layer, example by example, with activations a (T, in) and output gradients d (T, out), the gradient is d' a, and
+For a linear layer, example by example, with activations a (T, in) and output gradients d (T, out), the gradient is d'
+a, and
 
     |d' a|^2 = sum over s, t of <a_s, a_t> <d_s, d_t>    (Goodfellow 2015; Li et al. 2022)
 
-which two products of T x T numbers give. An embedding's gradient adds
-up the output gradients g of each token, so that only equal tokens meet. One weight that is both, as in T5 the embedding of encoder,
-decoder and output, has the gradients of all its uses added, and the square of that sum has a product of each two of them:
+which two products of T x T numbers give. An embedding's gradient adds up the output gradients g of each token, so that
+only equal tokens meet. One weight that is both, as in T5 the embedding of encoder, decoder and output, has the
+gradients of all its uses added, and the square of that sum has a product of each two of them:
 
     |G|^2 = sum [id_s = id_t] <g_s, g_t> + sum <d_s, d_t> <a_s, a_t> + 2 sum d_s[id_t] <a_s, g_t>
 
-the embeddings' tokens taken together. The sum of the gradients of a chunk's examples, each times its factor, is one product of the
-same a and d (Bu et al. 2022).
+the embeddings' tokens taken together. The sum of the gradients of a chunk's examples, each times its factor, is one
+product of the same a and d (Bu et al. 2022).
 
-Where an example has several views, its gradient is the mean of theirs: the mean of d' a over views is one d' a with the views one behind
-the other along t, and d over their number. So nothing above is otherwise.
+Where an example has several views, its gradient is the mean of theirs: the mean of d' a over views is one d' a with the
+views one behind the other along t, and d over their number. So nothing above is otherwise.
 
-All of it is computed in float64, whose exponents hold the fourth power of any float32 number. Its rounding is in parts of what the terms
-come to when none cancels another, the sum over t of |a_t| |d_t|, called reach here. A gradient is cut as if its norm were no less than
-REACH of that: then no more than 2^-13 of the bound is rounded in a norm, by the worst of roundings, with 2^10 tokens, and 2^-16 in a sum
-of 2^12 examples. No gradient of an honest model has terms that cancel so far.
+All of it is computed in float64, whose exponents hold the fourth power of any float32 number. Its rounding is in parts
+of what the terms come to when none cancels another, the sum over t of |a_t| |d_t|, called reach here. A gradient is cut
+as if its norm were no less than REACH of that: then no more than 2^-13 of the bound is rounded in a norm, by the worst
+of roundings, with 2^10 tokens, and 2^-16 in a sum of 2^12 examples. No gradient of an honest model has terms that
+cancel so far.
 """
 
 from collections import defaultdict
@@ -44,7 +46,8 @@ COVERED = (nn.Linear, nn.Embedding, T5LayerNorm)
 
 
 def check_covered(model: nn.Module) -> None:
-    """Raise StateError unless every trainable parameter belongs to modules of COVERED types, used as their norms assume."""
+    """Raise StateError unless every trainable parameter belongs to modules of COVERED types, used as their norms
+    assume."""
     linear: dict[int, str] = {}
     for name, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
@@ -52,8 +55,8 @@ def check_covered(model: nn.Module) -> None:
             continue
         if type(module) not in COVERED:
             raise StateError(
-                f"module {name or 'of the model'} has type {type(module).__name__}, for which no test covers gradients per "
-                f"example: freeze it, or train without differential privacy"
+                f"module {name or 'of the model'} has type {type(module).__name__}, for which no test covers "
+                f"gradients per example: freeze it, or train without differential privacy"
             )
         if isinstance(module, nn.Embedding) and (
             module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq or module.sparse
@@ -70,7 +73,8 @@ def check_covered(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of one weight in one forward pass: what went in, (B, T, in) or token ids (B, ...), and the gradient of what came out.
+    """Of one weight in one forward pass: what went in, (B, T, in) or token ids (B, ...), and the gradient of what came
+    out.
 
     B are examples. T has the views of an example one behind the other, `views` of them.
     """
@@ -104,9 +108,11 @@ class ExampleGradients:
                 handle.remove()
 
     def backward(self, losses: torch.Tensor) -> None:
-        """Of the sum of examples' losses, each the mean of its rows' `losses`, down to the first of the recorded layers; no weight gets a gradient."""
+        """Of the sum of examples' losses, each the mean of its rows' `losses`, down to the first of the recorded
+        layers; no weight gets a gradient."""
         torch.autograd.grad(losses.sum() / self._views, self._starts, allow_unused=True)
-        self._starts.clear()  # whose hooks hold this: such a circle would keep the whole graph until Python looks for circles
+        # whose hooks hold this: such a circle would keep the whole graph until Python looks for circles
+        self._starts.clear()
 
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Each example's norm, and as what it is to be cut: no less than REACH of its reach. Shapes (B,), float64."""
@@ -119,7 +125,8 @@ class ExampleGradients:
         return norms, torch.maximum(norms, REACH * reaches.sqrt())
 
     def add(self, factors: torch.Tensor, sums: Mapping[int, torch.Tensor]) -> None:
-        """Add each example's gradient times its factor, shape (B,), to the sum of its weight, by the weight's id; float64.
+        """Add each example's gradient times its factor, shape (B,), to the sum of its weight, by the weight's id;
+        float64.
 
         An example whose factor is 0 adds nothing, also where its numbers are not finite.
         """
@@ -205,8 +212,8 @@ def linear_square_and_reach(
 
 
 def _over_both(products: torch.Tensor, views: int) -> torch.Tensor:
-    """The sum over s and t, shape (B,). Views make both so much longer that one is summed up after the other: what is rounded at worst grows
-    with the length of a sum."""
+    """The sum over s and t, shape (B,). Views make both so much longer that one is summed up after the other: what is
+    rounded at worst grows with the length of a sum."""
     return products.sum(dim=(1, 2)) if views == 1 else products.sum(dim=2).sum(dim=1)
 
 

@@ -1,4 +1,7 @@
-"""The server's persistor: it makes the first model, and FedAvg hands it the new one as each round ends. Nothing is written."""
+"""The server's persistor: it makes the first model, and FedAvg hands it the new one as each round ends.
+
+Nothing is written.
+"""
 
 from typing import Any
 

@@ -1,7 +1,8 @@
 """The tables of the first release that had revisions: what a database of version 4 holds already.
 
-They are written down here as they were then, whatever becomes of them in coordinator/lorica_coordinator/edges/database/round_tables.py. A database from before there
-were revisions is taken over by this one: releases of version 4 added three of the tables as they first opened it, so one that is missing is made.
+They are written down here as they were then, whatever becomes of them in
+coordinator/lorica_coordinator/edges/database/round_tables.py. A database from before there were revisions is taken over
+by this one: releases of version 4 added three of the tables as they first opened it, so one that is missing is made.
 """
 
 import sqlalchemy as sa

@@ -1,7 +1,7 @@
 """Which release each silo's agent runs, as it said when it last connected.
 
-A NOT NULL column with a default keeps every row as it is. Version 5 in `schema` is what a release without revisions looks at,
-and refuses.
+A NOT NULL column with a default keeps every row as it is. Version 5 in `schema` is what a release without revisions
+looks at, and refuses.
 """
 
 import sqlalchemy as sa

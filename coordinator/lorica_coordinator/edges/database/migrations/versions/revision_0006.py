@@ -1,7 +1,7 @@
 """The chain of release groups: which silos enter a masked sum together or not at all.
 
-A new table: every row that was there stays as it is. A federation that comes from an earlier release has no groups, and proposes
-its first before the next masked round.
+A new table: every row that was there stays as it is. A federation that comes from an earlier release has no groups, and
+proposes its first before the next masked round.
 """
 
 import sqlalchemy as sa

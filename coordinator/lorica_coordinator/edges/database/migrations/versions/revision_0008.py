@@ -1,7 +1,8 @@
 """What is left of a deadline, in place of the date when it ends: the machine's state of version 4.
 
-How long the coordinator was down for the upgrade is held against nobody. The release before gave a phase its deadline anew when it started,
-whatever it found, so a phase has all of it once more, and of what an upgrade found on the way back nothing has to be written.
+How long the coordinator was down for the upgrade is held against nobody. The release before gave a phase its deadline
+anew when it started, whatever it found, so a phase has all of it once more, and of what an upgrade found on the way
+back nothing has to be written.
 """
 
 import json
