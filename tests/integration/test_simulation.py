@@ -21,8 +21,11 @@ from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.simulation import report
 from lorica.simulation.run import silos_in, simulate
+from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.rounds.cohorts.drawn import place
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.identifiers import SiloName
 from silo_agent.training.model.plan_model import PlanModel
 from tests.support.federation import Federation
 from tests.support.waiting import until
@@ -68,6 +71,7 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
         it.init("--no-plan", "--federation", "north")
         it.coordinator("plan", "new", "small", "--size", "micro", *settings())
         it.coordinator("plan", "new", "masked", "--size", "micro", *settings(**MASKED))
+        it.coordinator("plan", "new", "drawn", "--size", "micro", *settings(**DRAWN))
         it.serve("--plan", "small")
         for silo in data:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
@@ -78,6 +82,7 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
         yield it
 
 
+DRAWN = {"schedule.min_silos": 1, "schedule.cohort_size": 1, "schedule.rounds": 4}
 MASKED = {
     "aggregation.secure_aggregation": "true",
     "aggregation.max_weight": 100.0,
@@ -140,6 +145,16 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
             "which is of several steps"
         )
         assert min(loss for _, loss in points) <= min(silo.loss_min for silo in facts) + 1e-4
+
+
+def test_each_round_is_of_the_silo_whose_public_place_comes_first(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    simulated(networked.plans / "drawn", silos, tmp_path / "out")
+    plan = compile_plan(networked.plans / "drawn").plan.digest
+    names = sorted(SiloName(path.name) for path in silos.iterdir())
+    cohorts = [list(row["silos"]) for row in rounds_of(tmp_path / "out")]  # type: ignore[call-overload]
+    assert cohorts == [[min(names, key=lambda silo: place(plan, number, (silo,)))] for number in range(1, 5)]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

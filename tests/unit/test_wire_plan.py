@@ -87,6 +87,7 @@ def test_round_trip_and_digest() -> None:
         ({"schedule__rounds": 2.5}, "schedule.rounds = 2.5"),
         ({"aggregation__weighting": "lorax"}, "aggregation.weighting = 'lorax': input should be 'lorar'"),
         ({"aggregation__max_weight_share": 0.4}, r"max_weight_share = 0.4 cannot hold with min_silos = 2"),
+        ({"schedule__cohort_size": 1}, r"cohort_size = 1 draws fewer silos than the 2 that a round needs: raise it"),
         ({"aggregation__momentum": 1.0}, "aggregation.momentum = 1.0"),
         ({"training__overrides": {"Not A Silo": {}}}, "'Not A Silo' is not a silo name"),
         ({"name": "Has Space"}, "name = 'Has Space': use 1 to 63"),

@@ -14,7 +14,8 @@ class PlanTerms:
     `min_silos`.
 
     `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
-    own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy.
+    own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy. `cohort_size` silos are
+    drawn for a round, 0: all that are ready.
     """
 
     federation: FederationName
@@ -36,6 +37,7 @@ class PlanTerms:
     threshold: int | None = None
     record_level: bool = False
     silo_level: bool = False
+    cohort_size: int = 0
 
     @property
     def shows_single_silos(self) -> bool:

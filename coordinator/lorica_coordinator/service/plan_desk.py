@@ -41,6 +41,7 @@ def terms_of(plan: Plan) -> PlanTerms:
         threshold=aggregation.threshold or None,
         record_level=plan.privacy.level == "record",
         silo_level=plan.privacy.level == "silo",
+        cohort_size=schedule.cohort_size,
     )
 
 

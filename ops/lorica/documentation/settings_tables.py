@@ -15,6 +15,7 @@ from silo_wire.plans.sections.model import ModelSection
 PLAN_UNITS: Final[dict[str, str]] = {
     "schedule.rounds": "rounds",
     "schedule.min_silos": "silos",
+    "schedule.cohort_size": "silos",
     "schedule.gathering_deadline_s": "seconds",
     "schedule.training_deadline_s": "seconds",
     "schedule.masking_deadline_s": "seconds",

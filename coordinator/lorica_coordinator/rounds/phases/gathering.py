@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from lorica_coordinator.rounds.cohorts.cohort import cohort_of, everyone_is_ready
+from lorica_coordinator.rounds.cohorts.drawn import drawn
 from lorica_coordinator.rounds.cohorts.whole_groups import wanting
 from lorica_coordinator.rounds.effects import RoundOpened, Step
 from lorica_coordinator.rounds.events import DeadlinePassed
@@ -61,9 +62,10 @@ def gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
 
 
 def _open(course: Course, opening: Opening, now: float) -> Step:
-    cohort = cohort_of(course.ready - _left_out(course, opening))
+    present = course.ready - _left_out(course, opening)
     if opening.task is Task.EVALUATION:
-        return enter_evaluating(course, opening.round, opening.attempt, cohort, now)
+        return enter_evaluating(course, opening.round, opening.attempt, cohort_of(present), now)
+    cohort = cohort_of(drawn(course, opening.round, present))
     state = Collecting(
         course=course,
         round=opening.round,

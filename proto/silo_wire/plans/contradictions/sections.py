@@ -11,6 +11,7 @@ from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
 def contradictions_of(plan: PlanValues) -> Iterator[str]:
     """Whatever does not go together, each with what to do."""
     yield from _of_the_share_cap(plan)
+    yield from _of_the_draw(plan)
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
     yield from _of_the_weighting(plan)
@@ -25,6 +26,24 @@ def _of_the_share_cap(plan: PlanValues) -> Iterator[str]:
         yield (
             f"[aggregation] max_weight_share = {cap} cannot hold with min_silos = {plan.schedule.min_silos}: "
             f"raise it to at least {1 / plan.schedule.min_silos:.3f}"
+        )
+
+
+def _of_the_draw(plan: PlanValues) -> Iterator[str]:
+    size, least = plan.schedule.cohort_size, plan.schedule.min_silos
+    if not size:
+        return
+    if plan.aggregation.secure_aggregation:
+        least = max(least, plan.aggregation.min_survivors)
+    if size < least:
+        yield (
+            f"[schedule] cohort_size = {size} draws fewer silos than the {least} that a round needs: raise it, or set "
+            "0 for all that are ready"
+        )
+    if plan.joint:
+        yield (
+            f"[schedule] cohort_size = {size} does not go with noise that silos make together, which is sized for all "
+            "silos that are there: set it to 0"
         )
 
 

@@ -14,6 +14,7 @@ class ScheduleSection(Section):
 
     rounds: Count
     min_silos: Annotated[int, Field(ge=1, le=10_000)]
+    cohort_size: Annotated[int, Field(ge=0, le=10_000)] = 0  # silos that are drawn for a round; 0: all that are ready
     start_when_ready: bool = False
     gathering_deadline_s: Positive = 60.0
     training_deadline_s: Positive = 3600.0

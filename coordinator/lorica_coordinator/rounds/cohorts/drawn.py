@@ -1,0 +1,41 @@
+"""Client sampling (Algorithm 1 of Zhang et al., ACL 2023): which K of the ready silos are in a round.
+
+The draw is public. A silo's place is a digest of plan, round and name, and the K smallest places are in the round. So
+anybody who has the plan can draw again, and neither a restart nor another attempt draws anew: who was absent gives its
+place to the next. Whoever writes the plan can try many plans; a draw that favours nobody whatever they do would need
+entropy of the silos.
+
+Under masks whole release groups are drawn, by the digest of all their names, until the round has K silos or more.
+"""
+
+from lorica_coordinator.rounds.cohorts.whole_groups import wanting
+from lorica_coordinator.rounds.states import Course
+from lorica_security.identifiers import SiloName
+from silo_wire.canonical import Digest, canonical_json, digest_of
+
+_DOMAIN = "lorica/v1/cohort"
+
+
+def place(plan: Digest, round_number: int, silos: tuple[SiloName, ...]) -> Digest:
+    """Of one silo, or of a release group by the names of its silos."""
+    return digest_of(canonical_json([_DOMAIN, plan, round_number, list(silos)]))
+
+
+def drawn(course: Course, round_number: int, ready: frozenset[SiloName]) -> frozenset[SiloName]:
+    """The silos of a training round among those that are `ready`: all of them where the plan draws none, or where K or
+    fewer are there, and in the closing round, in which nobody trains.
+    """
+    size = course.terms.cohort_size
+    if not size or len(ready) <= size or round_number > course.terms.rounds:
+        return ready
+    masked = course.terms.secure_aggregation and course.groups is not None
+    units = course.groups.groups if masked and course.groups is not None else [(silo,) for silo in sorted(ready)]
+    chosen: frozenset[SiloName] = frozenset()
+    for unit in sorted(
+        (tuple(unit) for unit in units if ready.issuperset(unit)),
+        key=lambda unit: place(course.terms.plan, round_number, unit),
+    ):
+        chosen |= frozenset(unit)
+        if len(chosen) >= size and wanting(course, chosen) is None:
+            return chosen
+    return ready
