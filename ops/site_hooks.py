@@ -1,10 +1,11 @@
-"""What MkDocs is told beside mkdocs.yml: pages from the root, links that leave ops/docs, GitHub's anchors, and no other
-host.
+"""What MkDocs is told beside mkdocs.yml: pages from the root, the reference of the library, links that leave ops/docs,
+GitHub's anchors, and no other host.
 
 Pages are written for whoever reads the repository, where a link may lead to a file of the code. On the site there is no
 such file: the link becomes its text and the path. Links to README lead to the index.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -38,7 +39,23 @@ def on_files(files: Files, config: Any) -> Files:
     """The pages of ops/docs, and those that lie at the root."""
     for name in OF_THE_ROOT:
         files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "reference.md", content=_reference()))
     return files
+
+
+def _reference() -> str:
+    """What `import lorica` offers, a heading for each name: mkdocstrings fills in docstrings, and imports nothing."""
+    tree = ast.parse((ROOT / "ops/lorica/__init__.py").read_text(encoding="utf-8"))
+    (where,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.AnnAssign) and node.value and ast.unparse(node.target) == "_WHERE"
+    )
+    parts = ["# `import lorica`", "::: lorica\n    options:\n      members: false"]
+    for name, origin in where.items():
+        module, _, inside = origin.partition(":")
+        parts.append(f"## `lorica.{name}`\n\n::: {module}{'.' + inside if inside else ''}")
+    return "\n\n".join(parts)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

@@ -2,15 +2,16 @@
 
 Each name is imported when it is first used, so `import lorica` takes no time and brings neither PyTorch nor gRPC.
 
->>> import lorica
->>> [weighting.name for weighting in lorica.WEIGHTINGS]
-['lorar', 'size', 'loss_reduction', 'equal', 'fednova']
+Examples:
+    >>> import lorica
+    >>> [weighting.name for weighting in lorica.WEIGHTINGS]
+    ['lorar', 'size', 'loss_reduction', 'equal', 'fednova']
 
-What a thousand steps cost, each with noise of twice the bound, on a hundredth of the records drawn anew for each:
+    What a thousand steps cost, each with noise of twice the bound, on a hundredth of the records drawn anew for each:
 
->>> steps = lorica.accounting.GaussianRelease(noise_multiplier=2.0, sampling_rate=0.01, steps=1000)
->>> round(lorica.accounting.epsilon_of([steps], dp_delta=1e-5), 1)
-0.6
+    >>> steps = lorica.accounting.GaussianRelease(noise_multiplier=2.0, sampling_rate=0.01, steps=1000)
+    >>> round(lorica.accounting.epsilon_of([steps], dp_delta=1e-5), 1)
+    0.6
 """
 
 from importlib import import_module

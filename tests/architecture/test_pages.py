@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import lorica
 from tests.support.deployment_tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,9 +135,9 @@ def test_every_path_of_the_repository_on_the_page_exists(page: Path) -> None:
 def test_the_navigation_has_each_page_once() -> None:
     site = yaml.safe_load((ROOT / "ops/mkdocs.yml").read_text(encoding="utf-8"))
     decisions = {f"adr/{page.name}" for page in (DOCS / "adr").glob("*.md")}  # site_hooks.py adds them
-    of_the_root = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    made = {"CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "reference.md"}  # of the root, and of docstrings
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert sorted(leaves_of(site["nav"])) == sorted((pages - decisions) | of_the_root)
+    assert sorted(leaves_of(site["nav"])) == sorted((pages - decisions) | made)
 
 
 def leaves_of(part: Any) -> Iterator[str]:
@@ -148,34 +149,43 @@ def leaves_of(part: Any) -> Iterator[str]:
 
 
 BROKEN = {
-    "a page": ("[there](nowhere.md)", "nowhere.md"),
-    "an anchor": ("[there](audit.md#nowhere)", "nowhere"),
-    "another host": ('<img src="https://example.org/x.png">', "another host"),
+    "[there](nowhere.md)": "nowhere.md",
+    "[there](audit.md#not-there)": "not-there",
+    '<img src="https://example.org/x.png">': "another host",
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", [None, *BROKEN])
-def test_the_site_builds_and_a_link_that_leads_nowhere_stops_it(broken: str | None, tmp_path: Path) -> None:
+def built_site(root: Path, *lines: str) -> "subprocess.CompletedProcess[str]":
+    """The site of a copy of the pages, with `lines` at the end of one of them."""
     mkdocs = Path(f"{sys.prefix}-site/bin/mkdocs")
     if not mkdocs.exists():
         pytest.skip("mkdocs is not here: make site")
-    ops = tmp_path / "ops"
-    shutil.copytree(DOCS, ops / "docs")
+    shutil.copytree(DOCS, root / "ops" / "docs")
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ops/mkdocs.yml", "ops/site_hooks.py"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    if broken is not None:
-        with (ops / "docs" / "terminal.md").open("a", encoding="utf-8") as page:
-            page.write(f"\n{BROKEN[broken][0]}\n")
-    done = subprocess.run(
-        [mkdocs, "build", "--config-file", ops / "mkdocs.yml"], capture_output=True, text=True, check=False
-    )
-    if broken is None:
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "site" / "index.html").is_file()
-    else:
-        assert done.returncode != 0
-        assert BROKEN[broken][1] in done.stdout + done.stderr
+        shutil.copy(ROOT / name, root / name)
+    for package in ("ops/lorica", "proto", "security", "coordinator", "silo_agent"):
+        (root / package).symlink_to(ROOT / package)
+    with (root / "ops" / "docs" / "terminal.md").open("a", encoding="utf-8") as page:
+        page.writelines(f"\n{line}\n" for line in lines)
+    command = [mkdocs, "build", "--config-file", root / "ops" / "mkdocs.yml"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_site_has_all_pages_and_each_name_of_the_library(tmp_path: Path) -> None:
+    done = built_site(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "index.html").is_file()
+    reference = (tmp_path / "site" / "reference.html").read_text(encoding="utf-8")
+    assert all(f"<code>lorica.{name}</code>" in reference for name in lorica.__all__)
+    assert "Run the plan in <code>plan_folder</code> to its end" in reference, "docstrings are there"
+
+
+@pytest.mark.slow
+def test_a_link_that_leads_nowhere_and_a_picture_of_another_host_stop_the_site(tmp_path: Path) -> None:
+    done = built_site(tmp_path, *BROKEN)
+    assert done.returncode != 0
+    assert all(said in done.stdout + done.stderr for said in BROKEN.values())
 
 
 # --- metadata

@@ -6,21 +6,22 @@ function `step(state, event, ...) -> (state, effects)` without input or output: 
 `coordinator_machine`. `AttemptInMemory` runs both for silos of this process. A mean of four vectors, of which nobody
 sees more than the sum:
 
->>> import numpy as np
->>> from lorica import secure_aggregation as secagg
->>> silos = ["bank-a", "bank-b", "hospital-a", "hospital-b"]
->>> vectors = {silo: np.linspace(-1, 1, 1000) * (number + 1) / 4 for number, silo in enumerate(silos)}
->>> weights = {"bank-a": 100.0, "bank-b": 200.0, "hospital-a": 300.0, "hospital-b": 400.0}
->>> terms = secagg.terms_of(silos, elements=1000, largest=1.0, largest_weight=400.0)
->>> attempt = secagg.AttemptInMemory(silos, terms)
->>> sent = {
-...     silo: secagg.masked(attempt.works[silo], vectors[silo], weight=weights[silo])
-...     for silo in silos
-... }
->>> mean = attempt.mean(sent)
->>> plain = sum(weights[silo] * vectors[silo] for silo in silos) / 1000
->>> bool(np.abs(mean.vector - plain).max() < 1e-6), round(mean.weight_sum), mean.saturated
-(True, 1000, 0)
+Examples:
+    >>> import numpy as np
+    >>> from lorica import secure_aggregation as secagg
+    >>> silos = ["bank-a", "bank-b", "hospital-a", "hospital-b"]
+    >>> vectors = {silo: np.linspace(-1, 1, 1000) * (number + 1) / 4 for number, silo in enumerate(silos)}
+    >>> weights = {"bank-a": 100.0, "bank-b": 200.0, "hospital-a": 300.0, "hospital-b": 400.0}
+    >>> terms = secagg.terms_of(silos, elements=1000, largest=1.0, largest_weight=400.0)
+    >>> attempt = secagg.AttemptInMemory(silos, terms)
+    >>> sent = {
+    ...     silo: secagg.masked(attempt.works[silo], vectors[silo], weight=weights[silo])
+    ...     for silo in silos
+    ... }
+    >>> mean = attempt.mean(sent)
+    >>> plain = sum(weights[silo] * vectors[silo] for silo in silos) / 1000
+    >>> bool(np.abs(mean.vector - plain).max() < 1e-6), round(mean.weight_sum), mean.saturated
+    (True, 1000, 0)
 """
 
 from lorica.secure_aggregation.in_memory import AttemptInMemory, Mean, masked, terms_of
