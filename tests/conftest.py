@@ -20,6 +20,24 @@ from silo_wire.tls import leave_tls_1_3_alone
 
 leave_tls_1_3_alone()  # before any test module imports grpc
 
+MEMORY = "/dev/shm"
+LEAST_FREE_BYTES = 6 << 30
+
+
+def _takes_the_tests_folders(folder: str) -> bool:
+    """Whether it has room, and lets programs run: test_wheel.py installs some."""
+    try:
+        at = os.statvfs(folder)
+    except OSError:
+        return False
+    return at.f_bavail * at.f_frsize >= LEAST_FREE_BYTES and not at.f_flag & os.ST_NOEXEC
+
+
+if _takes_the_tests_folders(
+    MEMORY
+):  # else where TMPDIR says. What is written is synced all the time, which a disk takes long for
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
+
 PORTS_OF_A_WORKER = 5000  # a whole run chooses some 2000
 
 if "PYTEST_XDIST_WORKER" in os.environ:

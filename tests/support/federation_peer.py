@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Self
 
 import grpc
 import grpc.aio
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -134,8 +135,9 @@ def small_bundle(*, elements: int = 1000, federation: str = FEDERATION, **sectio
 
 def vector_of(layout: Layout, number: int) -> bytes:
     """Bytes that differ from chunk to chunk and from `number` to `number`."""
-    pattern = b"".join(((i * 2654435761 + number) & 0xFFFFFF).to_bytes(4, "little") for i in range(layout.parameters))
-    return pattern[: layout.total_bytes]
+    places = np.arange(layout.parameters, dtype=np.uint64)
+    pattern = (places * np.uint64(2654435761) + np.uint64(number)) & np.uint64(0xFFFFFF)
+    return pattern.astype("<u4").tobytes()[: layout.total_bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ of every round.
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -163,7 +164,7 @@ class ModelCache:
         """
         most = max(2, self._kept) if coming else self._kept
         names = {model}
-        for path in sorted(self._folder.glob("*.header"), key=lambda path: path.stat().st_mtime, reverse=True):
+        for path in sorted(self._folder.glob("*.header"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
             if len(names) < most and path.with_suffix(".model").exists():
                 names.add(Digest(path.stem))
         for path in self._folder.iterdir():
@@ -187,7 +188,8 @@ class ModelCache:
 
     def touch(self, model: Digest) -> None:
         """It was asked for just now."""
-        os.utime(self._header_file(model))
+        now = time.time_ns()  # the kernel's own is some milliseconds coarse
+        os.utime(self._header_file(model), ns=(now, now))
 
     def _keep_as_spare(self, path: Path) -> bool:
         if self._spare.exists():
