@@ -19,6 +19,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "schedule.training_deadline_s": "seconds",
     "schedule.masking_deadline_s": "seconds",
     "schedule.evaluation_deadline_s": "seconds",
+    "aggregation.trimmed_share": "share of the silos",
     "aggregation.max_weight": "that of the weighting",
     "aggregation.max_weight_share": "share of the sum",
     "aggregation.max_delta_norm": "L2 norm",

@@ -41,11 +41,15 @@ delta: model, deltas, optimizer, state, number of the step, memory to compute in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deltas:
-    """What a reducer has read for each slab, in that order, numbers of `dtype`, and what it makes of them."""
+    """What a reducer has read for each slab, in that order, numbers of `dtype`, and what it makes of them.
+
+    `most_elements` is the longest slab that it has memory for; None: it needs none that grows with the silos.
+    """
 
     sources: Sequence[Callable[[], Source]]
     dtype: torch.dtype
     step: SlabStep
+    most_elements: int | None = None
 
 
 def of_mean(mean: Source) -> Deltas:
@@ -93,7 +97,7 @@ class NextModel:
     ) -> None:
         self._models = models
         self._optimizer = optimizer
-        self._device = device
+        self.device = device
         self.slab_elements = slab_elements
 
     def base(self, model: Digest) -> BaseModel:
@@ -108,12 +112,16 @@ class NextModel:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
             return self._models.add(slabs, slots=names, steps=base.state.steps + 1)
 
+    def _longest(self, base: BaseModel, deltas: Deltas) -> int:
+        """The elements of every slab but the last one."""
+        return min(self.slab_elements, base.elements, deltas.most_elements or base.elements)
+
     def _slabs(self, base: BaseModel, deltas: Deltas) -> Generator[Slab, None, None]:
         """The new model and its state; each slab is good until the next one is asked for."""
         of_one_slab = 1 + len(base.fills) + self._models.keeps_master
         # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
-        elements = min(self.slab_elements, base.elements)
-        buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self._device)
+        elements = self._longest(base, deltas)
+        buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self.device)
         reading = ahead(self._read(base, deltas, buffers), buffers.close)
         with closing(ahead(self._computed(reading, base, deltas, buffers), buffers.close)) as computed:
             for done in computed:
@@ -152,8 +160,9 @@ class NextModel:
             master = open_(base.vector)
             of_state = {name: open_(base.state.slots[name]) for name in base.fills if base.state.steps}
             sources = [stack.enter_context(closing(open_source())) for open_source in deltas.sources]
-            for start in range(0, base.elements, self.slab_elements):
-                elements = min(self.slab_elements, base.elements - start)
+            longest = self._longest(base, deltas)
+            for start in range(0, base.elements, longest):
+                elements = min(longest, base.elements - start)
                 yield _Slab(
                     elements,
                     master=filled(master, elements, torch.float32),
@@ -175,7 +184,7 @@ class NextModel:
         deltas: Deltas,
         buffers: SlabBuffers,
     ) -> Generator["_Slab", None, None]:
-        scratch = Scratch.of(min(self.slab_elements, base.elements), self._device)
+        scratch = Scratch.of(self._longest(base, deltas), self.device)
         with closing(read):
             for slab in read:
                 assert isinstance(slab, _Slab)

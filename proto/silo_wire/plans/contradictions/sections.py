@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from silo_wire.plans.contradictions.masks import of_masks
 from silo_wire.plans.contradictions.privacy import of_privacy
+from silo_wire.plans.contradictions.robust import of_reducer
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
 
@@ -14,6 +15,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
     yield from _of_the_weighting(plan)
+    yield from of_reducer(plan)
     if plan.aggregation.secure_aggregation:
         yield from of_masks(plan)
     yield from of_privacy(plan)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lorica_security.console.strict_toml import Section
+from silo_wire.plans.robust import ReducerName, RobustRule, robust_rule
 from silo_wire.plans.sections.numbers import (
     LEAST_DELTA_NORM,
     LEAST_MAX_WEIGHT,
@@ -26,6 +27,8 @@ class AggregationSection(Section):
     """
 
     weighting: WeightingName = "lorar"
+    reducer: ReducerName = "mean"
+    trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -66,6 +69,11 @@ class AggregationSection(Section):
     def weighs(self) -> Weighting:
         """The weighting as a value."""
         return weighting_named(self.weighting)
+
+    @property
+    def robust(self) -> RobustRule | None:
+        """The robust reducer as a value; None for the mean."""
+        return robust_rule(self.reducer)
 
     @property
     def weight_cap(self) -> float:

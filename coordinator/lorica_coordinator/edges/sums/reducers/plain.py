@@ -9,14 +9,20 @@ from torch import Tensor
 
 from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
 from lorica_coordinator.aggregation.streaming_sum import Scratch
-from lorica_coordinator.aggregation.weighting import CohortWeights, WeightCaps, weigh
+from lorica_coordinator.aggregation.weighting import CohortWeights, weigh
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.masked_sum import SpoolReader
 from lorica_coordinator.edges.sums.next_model import Deltas, NextModel
-from lorica_coordinator.edges.sums.reducers.reducer import spooled, summary_of
-from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.edges.sums.reducers.reducer import (
+    blamed_on_the_longest,
+    caps_of,
+    result_of,
+    spools_of,
+    summary_of,
+)
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
-from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
+from lorica_security.errors import StateError
 from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
@@ -48,11 +54,7 @@ class Plain:
     ) -> None:
         self._weighting = section.weighs
         self._training = training
-        self._caps = WeightCaps(
-            max_weight=section.max_weight or None,
-            max_weight_share=section.max_weight_share or None,
-            max_delta_norm=section.max_delta_norm or None,
-        )
+        self._caps = caps_of(section)
         self._spools = spools
         self._dtype = dtype
         self._into = into
@@ -83,22 +85,15 @@ class Plain:
     ) -> AggregationResult:
         """`reduce` with the weights given. A sum of weights that is not above zero changes nothing: ZERO_WEIGHT."""
         if not cohort.total > 0.0:
-            return _result(base_model, Outcome.ZERO_WEIGHT, cohort)
-        by_name = sorted(committed, key=lambda update: update.silo)
-        spools = [(update.silo, spooled(self._spools, key, update.silo, update.digest)) for update in by_name]
+            return result_of(base_model, Outcome.ZERO_WEIGHT, cohort)
+        spools = spools_of(self._spools, key, committed)
         base = self._into.base(base_model)
         deltas = Deltas(
             sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
         )
-        try:
+        with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas)
-        except (MalformedMessage, ConfigurationError) as error:
-            # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
-            longest = max(by_name, key=lambda update: update.delta_norm)
-            raise UnusableUpdate(
-                longest.silo, f"the delta of silo {longest.silo} has norm {longest.delta_norm:.3g}: {error}"
-            ) from error
-        return _result(model, Outcome.APPLIED, cohort)
+        return result_of(model, Outcome.APPLIED, cohort)
 
 
 def _step(
@@ -112,14 +107,3 @@ def _step(
 ) -> None:
     named = zip((silo.silo for silo in cohort.silos), slabs, strict=True)
     aggregate_slab(model, named, cohort, optimizer, state, step_number=step_number, scratch=scratch)
-
-
-def _result(model: Digest, outcome: Outcome, cohort: CohortWeights) -> AggregationResult:
-    return AggregationResult(
-        model=model,
-        outcome=outcome,
-        weights=tuple(
-            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps)) for one in cohort.silos
-        ),
-        fallback=cohort.fallback,
-    )

@@ -1,0 +1,173 @@
+"""Robust reducers over files: the same bits in any order, slab and number of threads, and again after a restart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.reducers import trimmed_mean as trimmed_mean_module
+from lorica_coordinator.rounds.updates import Outcome
+from lorica_coordinator.service.unusable import UnusableUpdate
+from lorica_security.errors import StateError
+from silo_wire.plans.robust import ROBUST_RULES
+from tests.support.coordinator_edges import Vector, Workplace, stored_vector
+from tests.support.robust_rounds import SETTINGS, drawn, mean_of, place_of, reduced, section_of, sent, state_of
+
+NAMES = [rule.name for rule in ROBUST_RULES]
+ELEMENTS = 6000
+"""Of two chunks on the wire, and more than one slab."""
+
+
+@pytest.fixture
+def one_thread_at_first() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def rows(*values: list[float]) -> dict[str, Vector]:
+    return {f"silo-{index}": np.array(row, dtype="<f4") for index, row in enumerate(values)}
+
+
+def test_every_rule_of_a_plan_is_tried_here() -> None:
+    assert sorted(SETTINGS) == sorted(NAMES)
+
+
+# --- by hand
+
+HONEST = [[1.0, 0.0, 2.0], [2.0, 0.0, 1.0], [3.0, 0.0, 0.0], [2.0, 0.0, 1.0]]
+"""And a fifth silo that is far off."""
+FAR = [500.0, -500.0, 500.0]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "expected"),
+    [
+        ("trimmed_mean", [7 / 3, 0.0, 4 / 3]),
+        ("median", [2.0, 0.0, 1.0]),
+    ],
+)
+def test_a_round_by_hand(tmp_path: Path, reducer: str, expected: list[float]) -> None:
+    found = mean_of(place_of(tmp_path, 3), section_of(reducer), rows(*HONEST, FAR))
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+# --- what changes no bit
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_neither_order_slab_nor_threads_change_a_bit(tmp_path: Path, reducer: str, one_thread_at_first: None) -> None:
+    place, deltas = place_of(tmp_path, ELEMENTS), drawn(5, ELEMENTS, seed=1)
+    updates, section = sent(place, deltas), section_of(reducer)
+    torch.set_num_threads(1)
+    first = reduced(place, section, updates).model
+    torch.set_num_threads(2)
+    assert reduced(place, section, updates[::-1], slab_bytes=404).model == first
+    assert reduced(place, section, updates, slab_bytes=1 << 20).model == first
+
+
+@pytest.mark.parametrize("reducer", ["trimmed_mean", "median"])
+def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
+    tmp_path: Path, reducer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, deltas = place_of(tmp_path, 100), drawn(5, 100, seed=2)
+    updates, section = sent(place, deltas), section_of(reducer)
+    expected = reduced(place, section, updates).model
+    longest, of_rows = [], trimmed_mean_module.trimmed_mean
+
+    def looked_at(table: torch.Tensor, trimmed: int, out: torch.Tensor) -> torch.Tensor:
+        longest.append(table.numel() * 4)
+        return of_rows(table, trimmed, out)
+
+    monkeypatch.setattr(trimmed_mean_module, "trimmed_mean", looked_at)
+    monkeypatch.setattr(trimmed_mean_module, "MOST_BYTES", 5 * 4 * 7)
+    assert reduced(place, section, updates).model == expected
+    assert max(longest) == 5 * 4 * 7
+    assert len(longest) == 15
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_bfloat16_on_the_wire_is_what_it_says_in_float32(tmp_path: Path, reducer: str) -> None:
+    deltas = {silo: torch.from_numpy(delta).bfloat16().float().numpy() for silo, delta in drawn(5, 500, seed=3).items()}
+    short = mean_of(place_of(tmp_path / "short", 500, update="bfloat16"), section_of(reducer), deltas)
+    assert (short == mean_of(place_of(tmp_path / "long", 500), section_of(reducer), deltas)).all()
+
+
+def two_rounds(place: Workplace, section: dict[str, Any], *, restart: bool) -> tuple[str, dict[str, bytes]]:
+    """The model after two rounds, the latter again by whoever starts after a crash."""
+    first = reduced(place, section, sent(place, drawn(5, 500, seed=4)))
+    updates = sent(place, drawn(5, 500, seed=5), round_number=2)
+    if restart:
+        place = Workplace(place.state, place.bundle, place_of(place.state, 500).models, Spools(place.state / "spools"))
+    second = reduced(place, section, updates, base=first.model, round_number=2)
+    return second.model, state_of(place, second.model)
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_a_restart_between_or_in_rounds_changes_no_bit(tmp_path: Path, reducer: str) -> None:
+    section = section_of(reducer, momentum=0.5)
+    assert two_rounds(place_of(tmp_path / "a", 500), section, restart=True) == two_rounds(
+        place_of(tmp_path / "b", 500), section, restart=False
+    )
+
+
+# --- ordinary and odd rounds
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_silos_that_agree_are_followed(tmp_path: Path, reducer: str) -> None:
+    delta = [0.5, -0.25, 0.0]
+    assert mean_of(place_of(tmp_path, 3), section_of(reducer), rows(*[delta] * 5)) == pytest.approx(delta)
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_silos_count_the_same_and_what_they_tell_changes_nothing(tmp_path: Path, reducer: str) -> None:
+    place, deltas = place_of(tmp_path, 50), drawn(5, 50, seed=6)
+    plain = reduced(place, section_of(reducer), sent(place, deltas))
+    boasted = [
+        place.send(place.key(2), update.silo, delta, examples=10**9 if index == 3 else 1, reduction=1e6 * index)
+        for index, (update, delta) in enumerate(zip(sent(place, deltas), deltas.values(), strict=True))
+    ]
+    again = reduced(place, section_of(reducer), boasted, round_number=2)
+    assert (again.model, again.weights) == (plain.model, plain.weights)
+    assert plain.outcome is Outcome.APPLIED
+    assert {it.weight for it in plain.weights} <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_a_spool_that_was_damaged_costs_its_silo_the_round(tmp_path: Path, reducer: str) -> None:
+    place = place_of(tmp_path, 50)
+    updates = sent(place, drawn(5, 50, seed=8))
+    victim = next(
+        path
+        for path in place.state.rglob("*")
+        if path.is_file() and "silo-01" in str(path) and path.stat().st_size == 200
+    )
+    victim.write_bytes(bytes(200))
+    with pytest.raises(UnusableUpdate) as found:
+        reduced(place, section_of(reducer), updates)
+    assert found.value.silo == "silo-01"
+
+
+@pytest.mark.parametrize(("reducer", "least"), [("trimmed_mean", 5), ("median", 3)])
+def test_fewer_silos_than_a_rule_needs_are_never_reduced(tmp_path: Path, reducer: str, least: int) -> None:
+    place = place_of(tmp_path, 3)
+    updates = sent(place, drawn(least, 3, seed=9))
+    assert reduced(place, section_of(reducer), updates).outcome is Outcome.APPLIED
+    with pytest.raises(StateError, match=rf'{least - 1} updates came for reducer "{reducer}", which needs {least}'):
+        reduced(place, section_of(reducer), updates[1:])
+
+
+def test_a_step_out_of_range_is_blamed_on_the_longest_delta(tmp_path: Path) -> None:
+    place = place_of(tmp_path, 3)
+    deltas = rows([3e38] * 3, [2.9e38] * 3, [3e38, 3e38, 3.1e38], [3e38] * 3, [3e38] * 3)
+    section = section_of("median", max_delta_norm=0.0)
+    first = reduced(place, section, sent(place, deltas))
+    with pytest.raises(UnusableUpdate, match="out of float32's range") as found:
+        reduced(place, section, sent(place, deltas, 2), base=first.model, round_number=2)
+    assert found.value.silo == "silo-2"
+    assert (stored_vector(place.models, first.model) == np.float32(3e38)).all()
