@@ -22,6 +22,7 @@ FED_AVG = {"server_optimizer": "sgd", "server_learning_rate": 1.0, "momentum": 0
 SETTINGS: dict[str, dict[str, Any]] = {
     "trimmed_mean": {"trimmed_share": 0.2},
     "median": {},
+    "multi_krum": {"hostile_silos": 1},
 }
 """What each robust reducer needs besides, for rounds of five silos."""
 

@@ -49,6 +49,7 @@ FAR = [500.0, -500.0, 500.0]
     [
         ("trimmed_mean", [7 / 3, 0.0, 4 / 3]),
         ("median", [2.0, 0.0, 1.0]),
+        ("multi_krum", [2.0, 0.0, 1.0]),
     ],
 )
 def test_a_round_by_hand(tmp_path: Path, reducer: str, expected: list[float]) -> None:
@@ -153,13 +154,36 @@ def test_a_spool_that_was_damaged_costs_its_silo_the_round(tmp_path: Path, reduc
     assert found.value.silo == "silo-01"
 
 
-@pytest.mark.parametrize(("reducer", "least"), [("trimmed_mean", 5), ("median", 3)])
+@pytest.mark.parametrize(("reducer", "least"), [("trimmed_mean", 5), ("median", 3), ("multi_krum", 5)])
 def test_fewer_silos_than_a_rule_needs_are_never_reduced(tmp_path: Path, reducer: str, least: int) -> None:
     place = place_of(tmp_path, 3)
     updates = sent(place, drawn(least, 3, seed=9))
     assert reduced(place, section_of(reducer), updates).outcome is Outcome.APPLIED
     with pytest.raises(StateError, match=rf'{least - 1} updates came for reducer "{reducer}", which needs {least}'):
         reduced(place, section_of(reducer), updates[1:])
+
+
+def test_what_multi_krum_leaves_out_weighs_nothing(tmp_path: Path) -> None:
+    place = place_of(tmp_path, 3)
+    weights = reduced(place, section_of("multi_krum"), sent(place, rows(FAR, *HONEST))).weights
+    assert [(it.silo, it.weight, it.share) for it in weights] == [
+        ("silo-0", 0.0, 0.0),
+        *((f"silo-{index}", 1.0, 0.25) for index in range(1, 5)),
+    ]
+
+
+def test_a_long_delta_is_compared_as_it_is_capped(tmp_path: Path) -> None:
+    """A thousand times an honest delta, which is an honest one once it is as short."""
+    deltas = rows([1.0, 0.0], [1000.0, 0.0], [1.0, 0.0], [0.9, 0.0], [-1.0, 0.0])
+    place = place_of(tmp_path, 2)
+    weights = reduced(place, section_of("multi_krum", max_delta_norm=1.0), sent(place, deltas)).weights
+    assert [(it.weight, it.capped) for it in weights] == [
+        (1.0, False),
+        (1.0, True),
+        (1.0, False),
+        (1.0, False),
+        (0.0, False),
+    ]
 
 
 def test_a_step_out_of_range_is_blamed_on_the_longest_delta(tmp_path: Path) -> None:

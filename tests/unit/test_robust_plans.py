@@ -71,9 +71,10 @@ def test_a_plan_without_one_has_the_digest_that_it_had() -> None:
 
 def test_the_template_names_every_rule_and_its_key() -> None:
     text = plan_text(plan({"weighting": "equal"}))
-    assert {key: tomllib.loads(text)["aggregation"][key] for key in ("reducer", "trimmed_share")} == {
+    assert {key: tomllib.loads(text)["aggregation"][key] for key in ("reducer", "trimmed_share", "hostile_silos")} == {
         "reducer": "mean",
         "trimmed_share": 0.0,
+        "hostile_silos": 0,
     }
     assert all(f'"{name}" (' in text for name in NAMES)
 
@@ -128,6 +129,12 @@ def test_what_does_not_compose_is_refused_by_name(
             "it leaves out nobody; raise min_silos, or change trimmed_share = 0.3",
         ),
         (
+            robust("multi_krum", hostile_silos=2),
+            6,
+            'min_silos = 6 is too few for [aggregation] reducer = "multi_krum", which needs 7: so that honest neighbours '
+            "of a delta outnumber hostile ones; raise min_silos, or change hostile_silos = 2",
+        ),
+        (
             robust("median"),
             2,
             'min_silos = 2 is too few for [aggregation] reducer = "median", which needs 3: the median of fewer is '
@@ -158,6 +165,15 @@ def test_too_small_a_quorum_is_refused(aggregation: dict[str, Any], min_silos: i
             'trimmed_share to 0, or reducer to "trimmed_mean"',
         ),
         ({"trimmed_share": 0.2}, 'and reducer is "mean"'),
+        (
+            {"weighting": "equal", "reducer": "multi_krum"},
+            'reducer = "multi_krum" needs hostile_silos: set how many silos may be hostile, at least 1',
+        ),
+        (
+            {"hostile_silos": 2},
+            'hostile_silos = 2 is read by reducer = "multi_krum" alone, and reducer is "mean": set hostile_silos to 0',
+        ),
+        (robust("multi_krum", hostile_silos=-1), "hostile_silos"),
         ({"reducer": "krum"}, "Input should be 'mean'"),
     ],
 )
@@ -172,6 +188,10 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
     ("reducer", "said"),
     [
         ("trimmed_mean", "up to 1 hostile silos leave each parameter's change within what honest silos sent"),
+        (
+            "multi_krum",
+            "up to 1 hostile silos bring the mean at most 0.17 times as far from honest deltas as two of these are apart",
+        ),
         ("median", "up to 3 hostile silos leave each parameter's change within what honest silos sent"),
     ],
 )

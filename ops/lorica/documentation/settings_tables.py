@@ -20,6 +20,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "schedule.masking_deadline_s": "seconds",
     "schedule.evaluation_deadline_s": "seconds",
     "aggregation.trimmed_share": "share of the silos",
+    "aggregation.hostile_silos": "silos",
     "aggregation.max_weight": "that of the weighting",
     "aggregation.max_weight_share": "share of the sum",
     "aggregation.max_delta_norm": "L2 norm",

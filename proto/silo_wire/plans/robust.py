@@ -8,7 +8,7 @@ nothing that a silo tells of itself, so every silo counts the same. How each com
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 MEAN: Final = "mean"
@@ -20,6 +20,8 @@ class RobustSettings(Protocol):
 
     @property
     def trimmed_share(self) -> float: ...
+    @property
+    def hostile_silos(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,12 @@ def median_trims(silos: int) -> int:
     return (silos - 1) // 2
 
 
+def krum_reach(hostile: int, silos: int) -> float:
+    """How far hostile silos bring Multi-Krum's mean from means of honest deltas, over the longest distance between two
+    honest ones: coordinator/lorica_coordinator/edges/sums/reducers/multi_krum.py has the proof."""
+    return hostile / (silos - hostile) * sqrt((silos - hostile - 2) / (silos - 2 * hostile - 1))
+
+
 def _within(hostile: int) -> str:
     return f"up to {hostile} hostile silos leave each parameter's change within what honest silos sent"
 
@@ -72,7 +80,20 @@ MEDIAN: Final = RobustRule(
     withstood=lambda settings, silos: _within(median_trims(silos)),
 )
 
-ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN)
+MULTI_KRUM: Final = RobustRule(
+    name="multi_krum",
+    meaning="the mean without the hostile_silos deltas that have the farthest neighbours",
+    key="hostile_silos",
+    key_is="how many silos may be hostile, at least 1",
+    least_silos=lambda settings: 2 * settings.hostile_silos + 3,
+    why_so_many="so that honest neighbours of a delta outnumber hostile ones",
+    withstood=lambda settings, silos: (
+        f"up to {settings.hostile_silos} hostile silos bring the mean at most "
+        f"{krum_reach(settings.hostile_silos, silos):.2g} times as far from honest deltas as two of these are apart"
+    ),
+)
+
+ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN, MULTI_KRUM)
 
 _BY_NAME: Final = {rule.name: rule for rule in ROBUST_RULES}
 

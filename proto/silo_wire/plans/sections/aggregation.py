@@ -29,6 +29,7 @@ class AggregationSection(Section):
     weighting: WeightingName = "lorar"
     reducer: ReducerName = "mean"
     trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
+    hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum: 2 f + 3 are at most 10,000
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
