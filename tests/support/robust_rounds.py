@@ -23,6 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "trimmed_mean": {"trimmed_share": 0.2},
     "median": {},
     "multi_krum": {"hostile_silos": 1},
+    "centred_clipping": {"clipping_radius": 3.0},
 }
 """What each robust reducer needs besides, for rounds of five silos."""
 

@@ -65,6 +65,7 @@ def test_each_says_what_it_goes_with() -> None:
         "trimmed_mean": (False, {"record"}, 1),
         "median": (False, {"record"}, 1),
         "multi_krum": (False, {"record"}, 2),
+        "centred_clipping": (False, {"record"}, 2),
         "masked": (True, {"record", "joint", "silo"}, 1),
         "noised": (False, {"silo"}, 1),
     }

@@ -1,5 +1,9 @@
 """Robust reducers over files: the same bits in any order, slab and number of threads, and again after a restart."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,8 @@ from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.reducers import trimmed_mean as trimmed_mean_module
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
-from lorica_security.errors import StateError
-from silo_wire.plans.robust import ROBUST_RULES
+from lorica_security.errors import IntegrityError, StateError, StorageError
+from silo_wire.plans.robust import CENTRE, ROBUST_RULES
 from tests.support.coordinator_edges import Vector, Workplace, stored_vector
 from tests.support.robust_rounds import SETTINGS, drawn, mean_of, place_of, reduced, section_of, sent, state_of
 
@@ -50,6 +54,8 @@ FAR = [500.0, -500.0, 500.0]
         ("trimmed_mean", [7 / 3, 0.0, 4 / 3]),
         ("median", [2.0, 0.0, 1.0]),
         ("multi_krum", [2.0, 0.0, 1.0]),
+        # FAR is 500 times the root of 3 long, of which 3 counts: the root of 3 in each place, and a fifth of that.
+        ("centred_clipping", [1.6 + 3**0.5 / 5, -(3**0.5) / 5, 0.8 + 3**0.5 / 5]),
     ],
 )
 def test_a_round_by_hand(tmp_path: Path, reducer: str, expected: list[float]) -> None:
@@ -154,7 +160,9 @@ def test_a_spool_that_was_damaged_costs_its_silo_the_round(tmp_path: Path, reduc
     assert found.value.silo == "silo-01"
 
 
-@pytest.mark.parametrize(("reducer", "least"), [("trimmed_mean", 5), ("median", 3), ("multi_krum", 5)])
+@pytest.mark.parametrize(
+    ("reducer", "least"), [("trimmed_mean", 5), ("median", 3), ("multi_krum", 5), ("centred_clipping", 3)]
+)
 def test_fewer_silos_than_a_rule_needs_are_never_reduced(tmp_path: Path, reducer: str, least: int) -> None:
     place = place_of(tmp_path, 3)
     updates = sent(place, drawn(least, 3, seed=9))
@@ -184,6 +192,59 @@ def test_a_long_delta_is_compared_as_it_is_capped(tmp_path: Path) -> None:
         (1.0, False),
         (0.0, False),
     ]
+
+
+def test_the_second_round_is_clipped_about_the_mean_of_the_first(tmp_path: Path) -> None:
+    """With momentum and half a step, which the centre has nothing to do with: (1, 0), then (4, 0) and (7, 0), of which
+    the latter counts as far as (4, 0)."""
+    place = place_of(tmp_path, 2)
+    section = section_of("centred_clipping", server_learning_rate=0.5, momentum=0.5)
+    first = reduced(place, section, sent(place, rows(*[[1.0, 0.0]] * 3)))
+    assert np.frombuffer(state_of(place, first.model)[CENTRE], dtype="<f4").tolist() == [1.0, 0.0]
+    deltas = rows([4.0, 0.0], [7.0, 0.0], [4.0, 0.0])
+    second = reduced(place, section, sent(place, deltas, 2), base=first.model, round_number=2)
+    assert [it.share for it in second.weights] == pytest.approx([1 / 3, 1 / 6, 1 / 3])
+    assert [it.capped for it in second.weights] == [False, True, False]
+    state = state_of(place, second.model)
+    assert np.frombuffer(state[CENTRE], dtype="<f4").tolist() == pytest.approx([4.0, 0.0])
+    assert set(state) == {CENTRE, "momentum"}
+    assert stored_vector(place.models, second.model).tolist() == pytest.approx([0.5 + 0.5 * (0.5 + 4.0), 0.0])
+
+
+def test_a_centre_that_is_lost_is_not_begun_anew_in_silence(tmp_path: Path) -> None:
+    place, section = place_of(tmp_path, 3), section_of("centred_clipping")
+    first = reduced(place, section, sent(place, drawn(5, 3, seed=10))).model
+    with pytest.raises(IntegrityError, match=r"holds \['centre'\], this plan's server optimizer and reducer need \[\]"):
+        reduced(place, section_of("median"), sent(place, drawn(5, 3, seed=11), 2), base=first, round_number=2)
+    next(place.state.rglob("centre.f32")).unlink()
+    with pytest.raises(StorageError, match=r"centre.f32 is missing: restore it from a backup"):
+        reduced(place, section, sent(place, drawn(5, 3, seed=11), 2), base=first, round_number=2)
+
+
+def test_a_coordinator_that_is_killed_as_it_stores_the_sum_makes_the_same_bits_again(tmp_path: Path) -> None:
+    """SIGKILL when the state is in its place and the model is not: the worst moment that there is."""
+    expected, section = place_of(tmp_path / "a", 500), section_of("centred_clipping", momentum=0.5)
+    wanted = two_rounds(expected, section, restart=False)
+    place = place_of(tmp_path / "b", 500)
+    first = reduced(place, section, sent(place, drawn(5, 500, seed=4))).model
+    updates = sent(place, drawn(5, 500, seed=5), round_number=2)
+    script = f"""
+import os, signal
+from pathlib import Path
+from lorica_coordinator.edges.models import model_store
+from tests.support.robust_rounds import drawn, place_of, reduced, sent
+place = place_of(Path({str(place.state)!r}), 500)
+updates = sent(place, drawn(5, 500, seed=5), round_number=2)
+model_store.files.replace = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
+reduced(place, {section!r}, updates, base={first!r}, round_number=2)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(place.state.rglob("centre.f32"))) == 2, "the state of the model that is not there"
+    again = place_of(place.state, 500)
+    second = reduced(again, section, updates, base=first, round_number=2).model
+    assert (second, state_of(again, second)) == wanted
 
 
 def test_a_step_out_of_range_is_blamed_on_the_longest_delta(tmp_path: Path) -> None:

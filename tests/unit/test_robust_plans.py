@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lorica_coordinator.edges.models.plan_disk import plan_disk
 from lorica_coordinator.edges.sums.reducers.chosen import REDUCERS
 from lorica_coordinator.plans.forecast import forecast
 from lorica_coordinator.plans.plan_text import plan_text
@@ -71,16 +72,28 @@ def test_a_plan_without_one_has_the_digest_that_it_had() -> None:
 
 def test_the_template_names_every_rule_and_its_key() -> None:
     text = plan_text(plan({"weighting": "equal"}))
-    assert {key: tomllib.loads(text)["aggregation"][key] for key in ("reducer", "trimmed_share", "hostile_silos")} == {
+    assert {
+        key: tomllib.loads(text)["aggregation"][key]
+        for key in ("reducer", "trimmed_share", "hostile_silos", "clipping_radius")
+    } == {
         "reducer": "mean",
         "trimmed_share": 0.0,
         "hostile_silos": 0,
+        "clipping_radius": 0.0,
     }
     assert all(f'"{name}" (' in text for name in NAMES)
 
 
 def test_every_rule_has_a_reducer() -> None:
     assert set(NAMES) == {it.name for it in REDUCERS} - {"plain", "masked", "noised"}
+
+
+def test_a_centre_takes_the_room_of_one_more_vector_beside_each_model() -> None:
+    """Of 4 models, and of 4 bytes for each of 1000 parameters; momentum has one as well."""
+    schedule = {"rounds": 3, "min_silos": 5}
+    centred = small_bundle(aggregation=robust("centred_clipping"), schedule=schedule)
+    median = small_bundle(aggregation=robust("median"), schedule=schedule)
+    assert plan_disk(centred, 5) - plan_disk(median, 5) == 4 * 4 * 1000
 
 
 # --- what does not
@@ -135,6 +148,12 @@ def test_what_does_not_compose_is_refused_by_name(
             "of a delta outnumber hostile ones; raise min_silos, or change hostile_silos = 2",
         ),
         (
+            robust("centred_clipping", clipping_radius=0.5),
+            2,
+            'min_silos = 2 is too few for [aggregation] reducer = "centred_clipping", which needs 3: so that one hostile '
+            "silo is fewer than half; raise min_silos",
+        ),
+        (
             robust("median"),
             2,
             'min_silos = 2 is too few for [aggregation] reducer = "median", which needs 3: the median of fewer is '
@@ -174,6 +193,16 @@ def test_too_small_a_quorum_is_refused(aggregation: dict[str, Any], min_silos: i
             'hostile_silos = 2 is read by reducer = "multi_krum" alone, and reducer is "mean": set hostile_silos to 0',
         ),
         (robust("multi_krum", hostile_silos=-1), "hostile_silos"),
+        (
+            {"weighting": "equal", "reducer": "centred_clipping"},
+            'reducer = "centred_clipping" needs clipping_radius: set the L2 norm that deltas may be from the last '
+            "round's mean",
+        ),
+        (
+            robust("centred_clipping", clipping_radius=1e-4),
+            "clipping_radius = 0.0001 is next to nothing: set 0 for none, or at least 0.001",
+        ),
+        (robust("centred_clipping", clipping_radius=float("inf")), "clipping_radius"),
         ({"reducer": "krum"}, "Input should be 'mean'"),
     ],
 )
@@ -192,6 +221,7 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
             "multi_krum",
             "up to 1 hostile silos bring the mean at most 0.17 times as far from honest deltas as two of these are apart",
         ),
+        ("centred_clipping", "each hostile silo moves the mean by an L2 norm of at most 0.429"),
         ("median", "up to 3 hostile silos leave each parameter's change within what honest silos sent"),
     ],
 )

@@ -21,6 +21,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "schedule.evaluation_deadline_s": "seconds",
     "aggregation.trimmed_share": "share of the silos",
     "aggregation.hostile_silos": "silos",
+    "aggregation.clipping_radius": "L2 norm",
     "aggregation.max_weight": "that of the weighting",
     "aggregation.max_weight_share": "share of the sum",
     "aggregation.max_delta_norm": "L2 norm",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 MEAN: Final = "mean"
 """The weighted mean: no robust reducer."""
+CENTRE: Final = "centre"
+"""What centred clipping keeps: the mean of the round before."""
 
 
 class RobustSettings(Protocol):
@@ -22,6 +24,8 @@ class RobustSettings(Protocol):
     def trimmed_share(self) -> float: ...
     @property
     def hostile_silos(self) -> int: ...
+    @property
+    def clipping_radius(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class RobustRule:
     """`key`, where there is one, is the key of `[aggregation]` that only this rule reads, and `key_is` what it says.
 
     `least_silos` is the quorum below which the rule holds nothing off. `withstood` says in words what hostile silos
-    cannot do, in a round of so many silos.
+    cannot do, in a round of so many silos. `carries` names the vectors that it keeps from round to round.
     """
 
     name: str
@@ -39,6 +43,7 @@ class RobustRule:
     least_silos: Callable[[RobustSettings], int]
     why_so_many: str
     withstood: Callable[[RobustSettings, int], str]
+    carries: tuple[str, ...] = ()
 
 
 def trimmed_silos(share: float, silos: int) -> int:
@@ -93,7 +98,20 @@ MULTI_KRUM: Final = RobustRule(
     ),
 )
 
-ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN, MULTI_KRUM)
+CENTRED_CLIPPING: Final = RobustRule(
+    name="centred_clipping",
+    meaning="the mean of what is within clipping_radius of the last round's mean",
+    key="clipping_radius",
+    key_is="the L2 norm that deltas may be from the last round's mean",
+    least_silos=lambda settings: 3,
+    why_so_many="so that one hostile silo is fewer than half",
+    withstood=lambda settings, silos: (
+        f"each hostile silo moves the mean by an L2 norm of at most {settings.clipping_radius / silos:.3g}"
+    ),
+    carries=(CENTRE,),
+)
+
+ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN, MULTI_KRUM, CENTRED_CLIPPING)
 
 _BY_NAME: Final = {rule.name: rule for rule in ROBUST_RULES}
 

@@ -81,7 +81,7 @@ class BaseModel:
         if self.state.steps and set(self.state.slots) - {MASTER} != set(self.fills):
             raise IntegrityError(
                 f"the optimizer state beside {self.vector.path} holds {sorted(self.state.slots)}, this plan's server "
-                f"optimizer needs {sorted(self.fills)}: restore it from a backup"
+                f"optimizer and reducer need {sorted(self.fills)}: restore it from a backup"
             )
 
     @property
@@ -90,20 +90,31 @@ class BaseModel:
 
 
 class NextModel:
-    """Makes the models of one plan, on `device`, and stores them in `models`."""
+    """Makes the models of one plan, on `device`, and stores them in `models`.
+
+    `carries` names the vectors that a reducer keeps from round to round, zero at first; they are slots of the state
+    beside the optimizer's.
+    """
 
     def __init__(
-        self, *, models: ModelStore, optimizer: ServerOptimizer, device: torch.device, slab_elements: int
+        self,
+        *,
+        models: ModelStore,
+        optimizer: ServerOptimizer,
+        device: torch.device,
+        slab_elements: int,
+        carries: Sequence[str] = (),
     ) -> None:
         self._models = models
         self._optimizer = optimizer
         self.device = device
         self.slab_elements = slab_elements
+        self._fills = {**slots(optimizer), **dict.fromkeys(carries, 0.0)}
 
     def base(self, model: Digest) -> BaseModel:
         """Raises StorageError or IntegrityError naming the file that cannot be used."""
         state = self._models.state(model)
-        return BaseModel(self._models.master(model, state), state, slots(self._optimizer))
+        return BaseModel(self._models.master(model, state), state, self._fills)
 
     def made(self, base: BaseModel, deltas: Deltas) -> Digest:
         """The next model, stored with its optimizer state. Raises what `deltas` and ModelStore.add raise; nothing is

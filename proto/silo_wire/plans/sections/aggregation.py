@@ -30,6 +30,7 @@ class AggregationSection(Section):
     reducer: ReducerName = "mean"
     trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
     hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum: 2 f + 3 are at most 10,000
+    clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -54,6 +55,7 @@ class AggregationSection(Section):
         for key, value, least in (
             ("max_weight", self.max_weight, LEAST_MAX_WEIGHT),
             ("max_delta_norm", self.max_delta_norm, LEAST_DELTA_NORM),
+            ("clipping_radius", self.clipping_radius, LEAST_DELTA_NORM),
         ):
             if 0 < value < least:
                 raise ValueError(
@@ -75,6 +77,11 @@ class AggregationSection(Section):
     def robust(self) -> RobustRule | None:
         """The robust reducer as a value; None for the mean."""
         return robust_rule(self.reducer)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The vectors as long as the model that the reducer keeps from round to round."""
+        return () if self.robust is None else self.robust.carries
 
     @property
     def weight_cap(self) -> float:

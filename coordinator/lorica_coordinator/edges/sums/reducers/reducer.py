@@ -95,13 +95,16 @@ def blamed_on_the_longest(committed: Sequence[CommittedUpdate]) -> Iterator[None
         ) from error
 
 
-def result_of(model: Digest, outcome: Outcome, cohort: CohortWeights) -> AggregationResult:
-    """With what each silo counted."""
+def result_of(
+    model: Digest, outcome: Outcome, cohort: CohortWeights, *, cut: Sequence[bool] | None = None
+) -> AggregationResult:
+    """With what each silo counted; `cut`: those that the reducer itself counted less, beside those that a cap bit."""
     return AggregationResult(
         model=model,
         outcome=outcome,
         weights=tuple(
-            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps)) for one in cohort.silos
+            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps) or less)
+            for one, less in zip(cohort.silos, cut or [False] * len(cohort.silos), strict=True)
         ),
         fallback=cohort.fallback,
     )
