@@ -17,6 +17,7 @@ class Number(StrEnum):
 
     EXAMPLES = "examples"
     LOSS_REDUCTION = "loss reduction"
+    ROUND_LOSS = "loss at the round model"
     OPTIMIZER_STEPS = "optimizer steps"
     DELTA_NORM = "delta norm"
 

@@ -214,7 +214,7 @@ def test_the_second_round_is_clipped_about_the_mean_of_the_first(tmp_path: Path)
 def test_a_centre_that_is_lost_is_not_begun_anew_in_silence(tmp_path: Path) -> None:
     place, section = place_of(tmp_path, 3), section_of("centred_clipping")
     first = reduced(place, section, sent(place, drawn(5, 3, seed=10))).model
-    with pytest.raises(IntegrityError, match=r"holds \['centre'\], this plan's server optimizer and reducer need \[\]"):
+    with pytest.raises(IntegrityError, match=r"holds \['centre'\], this plan's server step needs \[\]"):
         reduced(place, section_of("median"), sent(place, drawn(5, 3, seed=11), 2), base=first, round_number=2)
     next(place.state.rglob("centre.f32")).unlink()
     with pytest.raises(StorageError, match=r"centre.f32 is missing: restore it from a backup"):

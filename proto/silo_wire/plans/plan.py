@@ -31,7 +31,9 @@ MAX_BUNDLE_BYTES = 64 << 20
 _MOST_LAYOUT_BYTES = 32 << 20
 """Of a layout; one of 100,000 tensors has some 6 million."""
 
-_LATER_KEYS: Final = {"aggregation": frozenset({"reducer", "trimmed_share", "hostile_silos", "clipping_radius"})}
+_LATER_KEYS: Final = {
+    "aggregation": frozenset({"fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"})
+}
 
 
 class Plan(PlanValues):

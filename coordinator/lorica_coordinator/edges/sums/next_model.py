@@ -81,7 +81,7 @@ class BaseModel:
         if self.state.steps and set(self.state.slots) - {MASTER} != set(self.fills):
             raise IntegrityError(
                 f"the optimizer state beside {self.vector.path} holds {sorted(self.state.slots)}, this plan's server "
-                f"optimizer and reducer need {sorted(self.fills)}: restore it from a backup"
+                f"step needs {sorted(self.fills)}: restore it from a backup"
             )
 
     @property

@@ -7,6 +7,7 @@ from silo_wire.plans.contradictions.privacy import of_privacy
 from silo_wire.plans.contradictions.robust import of_reducer
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
+from silo_wire.weightings.q_fedavg import Q_FEDAVG
 
 
 def contradictions_of(plan: PlanValues) -> Iterator[str]:
@@ -55,6 +56,14 @@ def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
         yield (
             f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the '
             "coordinator knows the sum of weights alone: set another one, or turn secure_aggregation off"
+        )
+    fairness = plan.aggregation.fairness
+    if weighting.name == Q_FEDAVG.name and not fairness:
+        yield f'[aggregation] weighting = "{weighting.name}" needs fairness: set it above 0, or weighting to "size"'
+    if weighting.name != Q_FEDAVG.name and fairness:
+        yield (
+            f'[aggregation] fairness = {fairness:g} is read by weighting = "{Q_FEDAVG.name}" alone, and weighting is '
+            f'"{weighting.name}": set fairness to 0, or weighting to "{Q_FEDAVG.name}"'
         )
     for it in weighting.clashes(plan.training):
         yield (

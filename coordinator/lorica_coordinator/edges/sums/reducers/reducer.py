@@ -57,6 +57,7 @@ def summary_of(update: CommittedUpdate) -> SiloSummary:
             loss_reduction=update.loss_reduction,
             optimizer_steps=update.summary.optimizer_steps,
             delta_norm=update.delta_norm,
+            loss_first=update.summary.loss_first,
         )
     except MalformedMessage as error:
         raise UnusableUpdate(update.silo, str(error)) from error
