@@ -1,4 +1,4 @@
-"""Squared L2 distances between the deltas of a round, or from each to a centre, in one pass and float64.
+"""Squared L2 distances between deltas, from each to a centre, and of their mean from zero: one pass, in float64.
 
 Differences are taken before they are squared, so that deltas which are nearly alike are not lost in the rounding of
 their lengths. A delta is cut into blocks that begin at multiples of BLOCK, whatever the pieces that it comes in, and
@@ -45,6 +45,17 @@ def to_centre(silos: Sequence[SiloName], pieces: Iterable[tuple[Piece, Piece]]) 
             difference = block - at
             squares += np.vecdot(difference, difference)
     return squares
+
+
+def squared_norm_of_mean(silos: Sequence[SiloName], factors: Sequence[float], pieces: Iterable[Piece]) -> float:
+    """Of the sum of each silo's delta times its factor. Raises as `between`."""
+    total = 0.0
+    for block in _blocks(silos, pieces):
+        mean = np.zeros(block.shape[1])
+        for factor, row in zip(factors, block, strict=True):
+            mean += factor * row
+        total += float(np.dot(mean, mean))
+    return total
 
 
 def _blocks(silos: Sequence[SiloName], pieces: Iterable[Piece]) -> Iterator[NDArray[np.float64]]:

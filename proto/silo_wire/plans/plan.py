@@ -32,7 +32,9 @@ _MOST_LAYOUT_BYTES = 32 << 20
 """Of a layout; one of 100,000 tensors has some 6 million."""
 
 _LATER_KEYS: Final = {
-    "aggregation": frozenset({"fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"})
+    "aggregation": frozenset(
+        {"step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"}
+    )
 }
 
 

@@ -14,6 +14,7 @@ from silo_wire.plans.sections.numbers import (
     Bound,
     ServerRate,
 )
+from silo_wire.server_step.step_length import StepLengthName
 from silo_wire.weightings.named import WeightingName, weighting_named
 from silo_wire.weightings.weighting import Weighting
 
@@ -34,6 +35,7 @@ class AggregationSection(Section):
     clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
+    step_length: StepLengthName = "fixed"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99

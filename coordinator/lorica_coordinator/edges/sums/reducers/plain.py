@@ -1,6 +1,7 @@
 """The weighted mean of deltas in the clear, each of which the coordinator sees."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.squared_distances import squared_norm_of_mean
 from lorica_coordinator.aggregation.streaming_sum import Scratch
 from lorica_coordinator.aggregation.weighting import CohortWeights, weigh
 from lorica_coordinator.edges.models.spool import Spools
@@ -20,9 +22,11 @@ from lorica_coordinator.edges.sums.reducers.reducer import (
     spools_of,
     summary_of,
 )
+from lorica_coordinator.edges.sums.spool_pieces import pieces
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
 from lorica_security.errors import StateError
+from lorica_security.identifiers import SiloName
 from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
@@ -30,6 +34,7 @@ from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.work import optimizer_steps
 from silo_wire.server_step.server_optimizer import ServerOptimizer
+from silo_wire.server_step.step_length import FEDEXP, fedexp
 
 
 class Plain:
@@ -55,6 +60,7 @@ class Plain:
         self._weighting = section.weighs
         self._training = training
         self._caps = caps_of(section)
+        self._step_length = section.step_length
         self._spools = spools
         self._dtype = dtype
         self._into = into
@@ -64,8 +70,29 @@ class Plain:
         delta takes the model out of float32's range."""
         if Number.OPTIMIZER_STEPS in self._weighting.needs:
             self._require_steps_of_the_plan(committed)
-        cohort = weigh([summary_of(update) for update in committed], weighting=self._weighting, caps=self._caps)
+        summaries = [summary_of(update) for update in committed]
+        cohort = weigh(summaries, weighting=self._weighting, caps=self._caps)
+        if self._step_length == FEDEXP.name:
+            norms = {summary.silo: summary.delta_norm for summary in summaries}
+            cohort = self._lengthened(key, base_model, committed, cohort, norms)
         return self.weighed(key, base_model, committed, cohort)
+
+    def _lengthened(
+        self,
+        key: RoundKey,
+        base_model: Digest,
+        committed: Sequence[CommittedUpdate],
+        cohort: CohortWeights,
+        norms: Mapping[SiloName, float],
+    ) -> CohortWeights:
+        """The cohort whose mean is as long as FedExP's step; reads every delta once."""
+        elements = self._into.base(base_model).elements
+        rows = pieces(spools_of(self._spools, key, committed), cohort, self._dtype, elements)
+        shares = [member.share for member in cohort.silos]
+        with blamed_on_the_longest(committed):
+            square = squared_norm_of_mean([member.silo for member in cohort.silos], shares, rows)
+        capped = [member.delta_scale * norms[member.silo] for member in cohort.silos]
+        return replace(cohort, length=fedexp(shares, capped, square))
 
     def _require_steps_of_the_plan(self, committed: Sequence[CommittedUpdate]) -> None:
         """They follow from the examples, so a silo that claims others would take a weight that no training gives."""

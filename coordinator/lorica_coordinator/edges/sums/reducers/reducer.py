@@ -108,4 +108,5 @@ def result_of(
             for one, less in zip(cohort.silos, cut or [False] * len(cohort.silos), strict=True)
         ),
         fallback=cohort.fallback,
+        step_length=cohort.length,
     )
