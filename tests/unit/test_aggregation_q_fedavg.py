@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from lorica_coordinator.aggregation.weighting import SiloSummary, WeightCaps, weigh
 from lorica_security.errors import MalformedMessage
 from lorica_security.identifiers import SiloName
+from silo_agent.commands.plan_review import unusual
 from silo_agent.training.update.masked_vector import own_share, own_weight
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.plan import Plan
@@ -104,6 +105,13 @@ def test_a_plan_names_it_with_its_power() -> None:
     assert made.aggregation.weighs == q_fedavg(2.0)
     assert Plan.from_json(made.to_json()) == made
     assert not made.weighted
+
+
+def test_a_power_that_leaves_a_round_to_one_silo_is_named_as_unusual() -> None:
+    said = "[aggregation] fairness = 8 is outside the usual 0 to 5"
+    schedule = {"rounds": 3, "min_silos": 3}
+    assert said in list(unusual(small_bundle(aggregation={**FAIR, "fairness": 8.0}, schedule=schedule)))
+    assert not [line for line in unusual(small_bundle(aggregation=FAIR, schedule=schedule)) if "fairness" in line]
 
 
 @pytest.mark.parametrize(

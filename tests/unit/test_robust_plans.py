@@ -216,13 +216,13 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
 @pytest.mark.parametrize(
     ("reducer", "said"),
     [
-        ("trimmed_mean", "up to 1 hostile silos leave each parameter's change within what honest silos sent"),
+        ("trimmed_mean", "with at most 1 of them hostile, each parameter's change stays within what honest ones sent"),
         (
             "multi_krum",
-            "up to 1 hostile silos bring the mean at most 0.17 times as far from honest deltas as two of these are apart",
+            "with at most 1 of them hostile, the mean is at most 0.17 times as far from one of honest deltas as two of these are apart",
         ),
-        ("centred_clipping", "each hostile silo moves the mean by an L2 norm of at most 0.429"),
-        ("median", "up to 3 hostile silos leave each parameter's change within what honest silos sent"),
+        ("centred_clipping", "each hostile one moves the mean by an L2 norm of at most 0.429"),
+        ("median", "with at most 3 of them hostile, each parameter's change stays within what honest ones sent"),
     ],
 )
 def test_the_forecast_says_what_it_withstands(reducer: str, said: str) -> None:

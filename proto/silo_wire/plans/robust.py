@@ -64,7 +64,7 @@ def krum_reach(hostile: int, silos: int) -> float:
 
 
 def _within(hostile: int) -> str:
-    return f"up to {hostile} hostile silos leave each parameter's change within what honest silos sent"
+    return f"with at most {hostile} of them hostile, each parameter's change stays within what honest ones sent"
 
 
 TRIMMED_MEAN: Final = RobustRule(
@@ -93,8 +93,9 @@ MULTI_KRUM: Final = RobustRule(
     least_silos=lambda settings: 2 * settings.hostile_silos + 3,
     why_so_many="so that honest neighbours of a delta outnumber hostile ones",
     withstood=lambda settings, silos: (
-        f"up to {settings.hostile_silos} hostile silos bring the mean at most "
-        f"{krum_reach(settings.hostile_silos, silos):.2g} times as far from honest deltas as two of these are apart"
+        f"with at most {settings.hostile_silos} of them hostile, the mean is at most "
+        f"{krum_reach(settings.hostile_silos, silos):.2g} times as far from one of honest deltas as two of these are "
+        "apart"
     ),
 )
 
@@ -106,7 +107,7 @@ CENTRED_CLIPPING: Final = RobustRule(
     least_silos=lambda settings: 3,
     why_so_many="so that one hostile silo is fewer than half",
     withstood=lambda settings, silos: (
-        f"each hostile silo moves the mean by an L2 norm of at most {settings.clipping_radius / silos:.3g}"
+        f"each hostile one moves the mean by an L2 norm of at most {settings.clipping_radius / silos:.3g}"
     ),
     carries=(CENTRE,),
 )
