@@ -1,4 +1,4 @@
-"""Plans that name a robust reducer: what they say, what they refuse by name, and that plans without one are as before."""
+"""Plans that name a robust reducer: what they say, what they refuse by name, and that others are as before."""
 
 import json
 import tomllib
@@ -144,14 +144,14 @@ def test_what_does_not_compose_is_refused_by_name(
         (
             robust("multi_krum", hostile_silos=2),
             6,
-            'min_silos = 6 is too few for [aggregation] reducer = "multi_krum", which needs 7: so that honest neighbours '
-            "of a delta outnumber hostile ones; raise min_silos, or change hostile_silos = 2",
+            'min_silos = 6 is too few for [aggregation] reducer = "multi_krum", which needs 7: so that honest '
+            "neighbours of a delta outnumber hostile ones; raise min_silos, or change hostile_silos = 2",
         ),
         (
             robust("centred_clipping", clipping_radius=0.5),
             2,
-            'min_silos = 2 is too few for [aggregation] reducer = "centred_clipping", which needs 3: so that one hostile '
-            "silo is fewer than half; raise min_silos",
+            'min_silos = 2 is too few for [aggregation] reducer = "centred_clipping", which needs 3: so that one '
+            "hostile silo is fewer than half; raise min_silos",
         ),
         (
             robust("median"),
@@ -219,7 +219,8 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
         ("trimmed_mean", "with at most 1 of them hostile, each parameter's change stays within what honest ones sent"),
         (
             "multi_krum",
-            "with at most 1 of them hostile, the mean is at most 0.17 times as far from one of honest deltas as two of these are apart",
+            "with at most 1 of them hostile, the mean is at most 0.17 times as far from one of honest deltas as two of "
+            "these are apart",
         ),
         ("centred_clipping", "each hostile one moves the mean by an L2 norm of at most 0.429"),
         ("median", "with at most 3 of them hostile, each parameter's change stays within what honest ones sent"),
