@@ -5,7 +5,7 @@ Each name is imported when it is first used, so `import lorica` takes no time an
 Examples:
     >>> import lorica
     >>> [weighting.name for weighting in lorica.WEIGHTINGS]
-    ['lorar', 'size', 'loss_reduction', 'equal', 'fednova']
+    ['lorar', 'size', 'loss_reduction', 'equal', 'fednova', 'q_fedavg']
 
     What a thousand steps cost, each with noise of twice the bound, on a hundredth of the records drawn anew for each:
 

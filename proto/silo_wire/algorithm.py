@@ -1,6 +1,7 @@
 """What every algorithm of aggregation says of itself: which numbers it needs of a silo, and where it may be used.
 
-A weighting says what a silo's delta counts, a reducer what the deltas of a round come to. Validation of plans, the
+A weighting says what a silo's delta counts, a reducer what the deltas of a round come to, a step length how far the
+server goes with that. Validation of plans, the
 forecast, the documentation and aggregation read what they need from these values, so that a new algorithm is named in
 no other place.
 """
@@ -17,6 +18,7 @@ class Number(StrEnum):
 
     EXAMPLES = "examples"
     LOSS_REDUCTION = "loss reduction"
+    ROUND_LOSS = "loss at the round model"
     OPTIMIZER_STEPS = "optimizer steps"
     DELTA_NORM = "delta norm"
 

@@ -155,6 +155,7 @@ def _server(plan: Plan) -> Iterator[str]:
         yield from _outside("[aggregation] momentum", server.momentum, (0.0, 0.95))
     else:
         yield from _outside("[aggregation] tau", server.tau, (1e-10, 0.1))
+    yield from _outside("[aggregation] fairness", server.fairness, (0.0, 5.0))
     if server.max_delta_norm:
         yield from _outside("[aggregation] max_delta_norm", server.max_delta_norm, (0.01, 1e6))
     if server.secure_aggregation:

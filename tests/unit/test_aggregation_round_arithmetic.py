@@ -22,6 +22,7 @@ from silo_wire.weightings.fednova import FEDNOVA
 from silo_wire.weightings.lorar import LORAR
 from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.named import WEIGHTINGS
+from silo_wire.weightings.q_fedavg import Q_FEDAVG
 from silo_wire.weightings.size import SIZE
 from silo_wire.weightings.weighting import Weighting
 
@@ -56,6 +57,7 @@ def summaries_of(deltas: dict[SiloName, Tensor]) -> list[SiloSummary]:
             loss_reduction=facts[silo][1],
             optimizer_steps=1,
             delta_norm=norm_of([sum_of_squares(delta.numpy().tobytes(), "float32")]),
+            loss_first=facts[silo][1],
         )
         for silo, delta in deltas.items()
     ]
@@ -118,6 +120,7 @@ def test_every_weighting_with_every_optimizer_in_float64(optimizer: ServerOptimi
         LOSS_REDUCTION: [2.0, 0.5, 0.125],
         EQUAL: [1.0, 1.0, 1.0],
         FEDNOVA: [100.0, 300.0, 600.0],  # one step each
+        Q_FEDAVG: [200.0, 150.0, 75.0],  # the loss fell to nothing
     }[weighting]
     parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 64).double())
     first, second = torch.zeros(64).double(), torch.full((64,), 1e-6).double()

@@ -61,8 +61,8 @@ def test_each_weighting_by_hand(weighting: Weighting, raw_weights: list[float], 
 
 def test_a_weighting_is_known_by_its_plan_name() -> None:
     names = [weighting.name for weighting in WEIGHTINGS]
-    assert names == ["lorar", "size", "loss_reduction", "equal", "fednova"]
-    assert [weighting_named(name) for name in names] == list(WEIGHTINGS)
+    assert names == ["lorar", "size", "loss_reduction", "equal", "fednova", "q_fedavg"]
+    assert [weighting_named(name, fairness=1.0) for name in names] == list(WEIGHTINGS)
 
 
 def test_a_new_plan_names_every_weighting_with_its_meaning() -> None:

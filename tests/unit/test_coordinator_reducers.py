@@ -43,6 +43,8 @@ def aggregator(state: Path, **section: Any) -> Aggregator:
     [
         ({}, "plain"),
         ({"privacy": {"level": "record"}}, "plain"),
+        ({"reducer": "trimmed_mean", "trimmed_share": 0.2}, "trimmed_mean"),
+        ({"reducer": "median", "privacy": {"level": "record"}}, "median"),
         ({"privacy": {"level": "silo", "noise_multiplier": 1.0}}, "noised"),
     ],
 )
@@ -60,6 +62,10 @@ def test_each_says_what_it_goes_with() -> None:
     algorithms: list[type[Algorithm]] = list(REDUCERS)
     assert {it.name: (bool(it.masks), set(it.promises), it.passes) for it in algorithms} == {
         "plain": (False, {"record"}, 1),
+        "trimmed_mean": (False, {"record"}, 1),
+        "median": (False, {"record"}, 1),
+        "multi_krum": (False, {"record"}, 2),
+        "centred_clipping": (False, {"record"}, 2),
         "masked": (True, {"record", "joint", "silo"}, 1),
         "noised": (False, {"silo"}, 1),
     }

@@ -283,6 +283,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         "delta_bound": of(1e-9, 1e-3, 1.0, 1e9),
         "max_delta_norm": of(0.0, 1e-3, 1.0, 1000.0, 1e9),
     }
+    aggregation["fairness"] = 1.0 if aggregation["weighting"] == "q_fedavg" else 0.0
     adapters = {
         "rank": of(0, 0, 1, 4),
         "alpha": of(1, 16, 4096),

@@ -270,11 +270,12 @@ def test_the_mark_is_of_the_file_that_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cap", [3.0, 50.0])
 def test_a_silo_weighs_itself_as_the_coordinator_would(weighting: Weighting, cap: float) -> None:
     told = summary(examples=40, reduction=0.75)
-    section = AggregationSection(weighting=weighting.name, max_weight=cap)
+    section = AggregationSection(weighting=weighting.name, fairness=1.0, max_weight=cap)
     one = SiloSummary(
         silo=SiloName("a"),
         examples=told.examples,
         loss_reduction=told.loss_reduction,
+        loss_first=told.loss_first,
         optimizer_steps=1,
         delta_norm=1.0,
     )
@@ -302,7 +303,7 @@ def test_a_silo_weighs_neither_more_than_the_cap_nor_less_than_the_ratio_below_i
 
 def test_weights_by_hand() -> None:
     weights = [weighting.raw_weight(summary(examples=40, reduction=0.75)) for weighting in WEIGHTINGS]
-    assert weights == [30.0, 40.0, 0.75, 1.0, 40.0]
+    assert weights == [30.0, 40.0, 0.75, 1.0, 40.0, 30.0]
 
 
 # --- what is left behind

@@ -11,13 +11,13 @@ a float64 accumulator costs twice the memory and, measured on a CPU, twice the t
 first, which is exact.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lorica_coordinator.aggregation.weighting import CohortWeights
+from lorica_coordinator.aggregation.weighting import CohortWeights, SiloWeight
 from lorica_security.errors import MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 from silo_wire.server_step.finite import extremes
@@ -50,20 +50,9 @@ def weighted_mean(deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeigh
     the silo, for a slab of another type or length or one that holds NaN or infinite values, and StateError for silos
     that are not the cohort's, in its order.
     """
-    arriving = iter(deltas)
     mean, product = scratch.mean, scratch.product
     ends: list[Tensor] = []
-    for member in cohort.silos:
-        silo, values = next(arriving, (None, None))
-        if silo is None or values is None or silo != member.silo:
-            raise StateError(
-                f"expected the delta of silo {member.silo}, got {silo}: pass one per silo in order of name"
-            )
-        if values.dtype not in DELTA_DTYPES or values.shape != mean.shape:
-            raise MalformedMessage(
-                f"the delta of silo {silo} is {values.dtype} of shape {tuple(values.shape)}: "
-                f"expected flat float32 or bfloat16 of {mean.numel()} elements"
-            )
+    for member, values in in_order(deltas, cohort, mean.numel()):
         if values.dtype == torch.bfloat16:
             values = product.copy_(values)
         into = product if ends else mean
@@ -71,23 +60,45 @@ def weighted_mean(deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeigh
         torch.mul(values, cohort.length * member.factor, out=into)
         if into is product:
             mean.add_(product)
-    extra = next(arriving, None)
-    if extra is not None:
-        raise StateError(f"silo {extra[0]} is not in the cohort that was weighed: pass the deltas of its silos alone")
     if not ends:
         raise StateError("no silo has a delta to average: close the round as failed instead of aggregating it")
-    _require_finite(torch.stack([*ends, extremes(mean)]), cohort)
+    of_all = torch.stack([*ends, extremes(mean)])  # looked at together: on a GPU each look waits for it
+    if not bool(torch.isfinite(of_all).all()):
+        require_finite_deltas(of_all[:-1], cohort)
+        raise MalformedMessage(
+            "the weighted mean of finite deltas leaves the range of float32: set max_delta_norm to bound each delta"
+        )
     return mean
 
 
-def _require_finite(ends: Tensor, cohort: CohortWeights) -> None:
-    *of_deltas, of_mean = torch.isfinite(ends).all(dim=1).tolist()
+def in_order(
+    deltas: Iterable[tuple[SiloName, Tensor]], cohort: CohortWeights, elements: int
+) -> Iterator[tuple[SiloWeight, Tensor]]:
+    """Each silo of the cohort with its slab, which must be flat, float32 or bfloat16, of so many elements; raises as
+    `weighted_mean`."""
+    arriving = iter(deltas)
+    for member in cohort.silos:
+        silo, values = next(arriving, (None, None))
+        if silo is None or values is None or silo != member.silo:
+            raise StateError(
+                f"expected the delta of silo {member.silo}, got {silo}: pass one per silo in order of name"
+            )
+        if values.dtype not in DELTA_DTYPES or values.shape != (elements,):
+            raise MalformedMessage(
+                f"the delta of silo {silo} is {values.dtype} of shape {tuple(values.shape)}: "
+                f"expected flat float32 or bfloat16 of {elements} elements"
+            )
+        yield member, values
+    extra = next(arriving, None)
+    if extra is not None:
+        raise StateError(f"silo {extra[0]} is not in the cohort that was weighed: pass the deltas of its silos alone")
+
+
+def require_finite_deltas(ends: Tensor, cohort: CohortWeights) -> None:
+    """Raise MalformedMessage naming each silo of the cohort whose `extremes`, a row of `ends`, are not finite."""
+    of_deltas = torch.isfinite(ends).all(dim=1).tolist()
     guilty = [member.silo for member, finite in zip(cohort.silos, of_deltas, strict=True) if not finite]
     if guilty:
         raise MalformedMessage(
             f"the delta of silo {', '.join(guilty)} holds NaN or infinite values: refuse it and leave the silo out"
-        )
-    if not of_mean:
-        raise MalformedMessage(
-            "the weighted mean of finite deltas leaves the range of float32: set max_delta_norm to bound each delta"
         )

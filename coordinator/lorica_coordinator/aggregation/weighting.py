@@ -45,7 +45,8 @@ class Cap(StrEnum):
 class SiloSummary:
     """What is known of one silo's update apart from the delta itself.
 
-    `examples` is |D_i| (at least 1), `loss_reduction` is dL_i (at least 0, natural-log units of the training loss);
+    `examples` is |D_i| (at least 1), `loss_reduction` is dL_i (at least 0, natural-log units of the training loss),
+    `loss_first` the loss that training began with, where a weighting looks at it;
     `optimizer_steps` is of the round's training; `delta_norm` is the L2 norm of the delta, which the coordinator
     measures itself (delta_norm.py). Raises MalformedMessage, naming the silo, for anything else: all but the norm are
     self-reported.
@@ -56,6 +57,7 @@ class SiloSummary:
     loss_reduction: float
     optimizer_steps: int
     delta_norm: float
+    loss_first: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= LARGEST_EXAMPLES:
@@ -66,6 +68,11 @@ class SiloSummary:
         if not 0.0 <= self.loss_reduction <= LARGEST_LOSS_REDUCTION:
             raise MalformedMessage(
                 f"silo {self.silo} reports loss reduction {self.loss_reduction!r}: "
+                f"expected 0 to {LARGEST_LOSS_REDUCTION:g}, leave the silo out"
+            )
+        if not 0.0 <= self.loss_first <= LARGEST_LOSS_REDUCTION:
+            raise MalformedMessage(
+                f"silo {self.silo} reports a first loss of {self.loss_first!r}: "
                 f"expected 0 to {LARGEST_LOSS_REDUCTION:g}, leave the silo out"
             )
         if not 0 <= self.optimizer_steps <= LARGEST_EXAMPLES:

@@ -24,13 +24,13 @@ MOST_OF_A_WEIGHT = 0.5
 
 
 def forecast(plan: Plan) -> tuple[str, ...]:
-    """In lines for people; none for a plan that promises no differential privacy and under masks has nothing that is
-    unlike."""
-    of_masks = (*_of_overrides(plan), *_of_the_weighting(plan))
+    """In lines for people; none for a plan that promises no differential privacy, has no robust reducer and under masks
+    has nothing that is unlike."""
+    of_sums = (*_of_overrides(plan), *_of_the_weighting(plan), *_of_the_reducer(plan))
     if plan.privacy.level == "none":
-        return of_masks
+        return of_sums
     lines = _of_silos(plan) if plan.privacy.level == "silo" else _of_records(plan)
-    return (*of_masks, *_promise(plan), *lines)
+    return (*of_sums, *_promise(plan), *lines)
 
 
 def require_worth(plan: Plan, where: str) -> None:
@@ -103,6 +103,12 @@ def _of_the_weighting(plan: Plan) -> Iterator[str]:
     weighting = plan.aggregation.weighs
     if plan.aggregation.secure_aggregation and weighting.masks != THE_SAME:
         yield f'weighting = "{weighting.name}" under masks: {weighting.masks}'
+
+
+def _of_the_reducer(plan: Plan) -> Iterator[str]:
+    rule, silos = plan.aggregation.robust, plan.schedule.min_silos
+    if rule is not None:
+        yield f'reducer = "{rule.name}", in a round of {silos} silos: {rule.withstood(plan.aggregation, silos)}'
 
 
 def _promise(plan: Plan) -> Iterator[str]:

@@ -8,12 +8,13 @@ from importlib.resources import files
 from typing import Any
 
 from silo_wire.plans.plan import Plan
+from silo_wire.plans.robust import MEAN, ROBUST_RULES
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.weightings.named import WEIGHTINGS
 
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
 _HEADING = re.compile(r"\[([a-z.]+)\]")
-_WEIGHTINGS = "# WEIGHTINGS\n"
+_WEIGHTINGS, _REDUCERS = "# WEIGHTINGS\n", "# REDUCERS\n"
 _WIDTH = 118  # and "# " before each line
 
 
@@ -21,13 +22,25 @@ def plan_template() -> str:
     """Every key that an operator may set, each under a comment that gives its meaning and unit, with the plan's
     defaults."""
     template = files(__package__).joinpath("plan_template.toml").read_text(encoding="utf-8")
-    return template.replace(_WEIGHTINGS, _weightings())
+    return template.replace(_WEIGHTINGS, _weightings()).replace(_REDUCERS, _reducers())
 
 
 def _weightings() -> str:
     """The comment of `weighting`: every one that there is."""
     *others, last = (f'"{weighting.name}" ({weighting.meaning})' for weighting in WEIGHTINGS)
-    text = f"What a silo's delta weighs: {', '.join(others)} or {last}."
+    return _comment(f"What a silo's delta weighs: {', '.join(others)} or {last}.")
+
+
+def _reducers() -> str:
+    """The comment of `reducer`, the same."""
+    *others, last = (f'"{rule.name}" ({rule.meaning})' for rule in ROBUST_RULES)
+    return _comment(
+        f'What deltas come to: "{MEAN}" (weighted), or a robust one, against hostile silos: {", ".join(others)} or '
+        f'{last}. These need weighting "equal", and neither secure_aggregation nor privacy level "silo".'
+    )
+
+
+def _comment(text: str) -> str:
     return "".join(f"# {line}\n" for line in textwrap.wrap(text, _WIDTH, break_long_words=False))
 
 

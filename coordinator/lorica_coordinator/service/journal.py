@@ -128,6 +128,7 @@ class Journal:
             outcome=result.outcome.value,
             model=result.model,
             weight_fallback=result.fallback,
+            step_length=result.step_length,
             **_masked(record),
         )
         self._observer.round_closed(result, means, seconds=self._seconds(record.key, now))

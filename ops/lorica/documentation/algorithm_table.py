@@ -1,9 +1,10 @@
-"""The table of weightings and reducers, made of what each says of itself."""
+"""The table of weightings, reducers and step lengths, made of what each says of itself."""
 
 from typing import cast, get_args
 
 from lorica.documentation.markdown import markdown_table
 from silo_wire.algorithm import Algorithm, Number, Promise
+from silo_wire.server_step.step_length import STEP_LENGTHS
 from silo_wire.weightings.named import WEIGHTINGS
 
 
@@ -15,7 +16,8 @@ def algorithm_table() -> str:
     weightings = [_row(f'weighting `"{it.name}"`', it) for it in WEIGHTINGS]
     # The classes, not what they make: what an algorithm says of itself is the same for every plan.
     reducers = [_row(f"reducer {it.name}", cast(Algorithm, it)) for it in REDUCERS]
-    return markdown_table(header, [*weightings, *reducers])
+    step_lengths = [_row(f'step length `"{it.name}"`', it) for it in STEP_LENGTHS]
+    return markdown_table(header, [*weightings, *reducers, *step_lengths])
 
 
 def _row(name: str, it: Algorithm) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError, model_validator
@@ -31,6 +31,13 @@ MAX_BUNDLE_BYTES = 64 << 20
 _MOST_LAYOUT_BYTES = 32 << 20
 """Of a layout; one of 100,000 tensors has some 6 million."""
 
+_LATER_KEYS: Final = {
+    "aggregation": frozenset(
+        {"step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"}
+    ),
+    "schedule": frozenset({"cohort_size"}),
+}
+
 
 class Plan(PlanValues):
     """A plan whose sections go together, by its digest."""
@@ -43,7 +50,17 @@ class Plan(PlanValues):
         return self
 
     def to_json(self) -> bytes:
-        return canonical_json(self.model_dump(mode="json"))
+        """In canonical form. A key that came when plans were in use is left out where it has its default, so that these
+        plans keep their digests."""
+        values = self.model_dump(mode="json")
+        for section, keys in _LATER_KEYS.items():
+            defaults = type(getattr(self, section)).model_fields
+            values[section] = {
+                key: value
+                for key, value in values[section].items()
+                if key not in keys or value != defaults[key].default
+            }
+        return canonical_json(values)
 
     @property
     def digest(self) -> Digest:

@@ -80,6 +80,7 @@ Trained where the data is, by the silos of the federation; no example left a sil
 | begun from | {plan.model.source} |
 | parameters | {bundle.whole_layout.parameters:,}{_adapters(bundle)} |
 | weighting | {plan.aggregation.weighting} |
+| reducer | {plan.aggregation.reducer} |
 | server optimizer | {plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g} |
 
 The input is `{prompt}`, at most {training.max_input_tokens} tokens.

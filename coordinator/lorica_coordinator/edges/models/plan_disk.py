@@ -18,7 +18,8 @@ def plan_disk(bundle: PlanBundle, silos: int) -> int:
     masked = bundle.plan.aggregation.secure_aggregation
     layout = bundle.layout
     master = bundle.model_layout.dtype != layout.dtype
-    state = len(slots(optimizer_of(bundle.plan.aggregation))) + master
+    section = bundle.plan.aggregation
+    state = len(slots(optimizer_of(section))) + len(section.carried) + master
     base = bundle.base_layout.total_bytes if bundle.base_layout else 0
     return (
         silos * bundle.update_bytes * (1 + masked)

@@ -68,6 +68,7 @@ class Aggregator:
             optimizer=optimizer_of(section),
             device=device,
             slab_elements=slab_bytes // torch.float32.itemsize,
+            carries=section.carried,
         )
         self.updates = of_updates(
             section, training, privacy, spools=spools, dtype=_TYPES[update_dtype], into=into, releases=releases

@@ -41,11 +41,15 @@ delta: model, deltas, optimizer, state, number of the step, memory to compute in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deltas:
-    """What a reducer has read for each slab, in that order, numbers of `dtype`, and what it makes of them."""
+    """What a reducer has read for each slab, in that order, numbers of `dtype`, and what it makes of them.
+
+    `most_elements` is the longest slab that it has memory for; None: it needs none that grows with the silos.
+    """
 
     sources: Sequence[Callable[[], Source]]
     dtype: torch.dtype
     step: SlabStep
+    most_elements: int | None = None
 
 
 def of_mean(mean: Source) -> Deltas:
@@ -77,7 +81,7 @@ class BaseModel:
         if self.state.steps and set(self.state.slots) - {MASTER} != set(self.fills):
             raise IntegrityError(
                 f"the optimizer state beside {self.vector.path} holds {sorted(self.state.slots)}, this plan's server "
-                f"optimizer needs {sorted(self.fills)}: restore it from a backup"
+                f"step needs {sorted(self.fills)}: restore it from a backup"
             )
 
     @property
@@ -86,20 +90,31 @@ class BaseModel:
 
 
 class NextModel:
-    """Makes the models of one plan, on `device`, and stores them in `models`."""
+    """Makes the models of one plan, on `device`, and stores them in `models`.
+
+    `carries` names the vectors that a reducer keeps from round to round, zero at first; they are slots of the state
+    beside the optimizer's.
+    """
 
     def __init__(
-        self, *, models: ModelStore, optimizer: ServerOptimizer, device: torch.device, slab_elements: int
+        self,
+        *,
+        models: ModelStore,
+        optimizer: ServerOptimizer,
+        device: torch.device,
+        slab_elements: int,
+        carries: Sequence[str] = (),
     ) -> None:
         self._models = models
         self._optimizer = optimizer
-        self._device = device
+        self.device = device
         self.slab_elements = slab_elements
+        self._fills = {**slots(optimizer), **dict.fromkeys(carries, 0.0)}
 
     def base(self, model: Digest) -> BaseModel:
         """Raises StorageError or IntegrityError naming the file that cannot be used."""
         state = self._models.state(model)
-        return BaseModel(self._models.master(model, state), state, slots(self._optimizer))
+        return BaseModel(self._models.master(model, state), state, self._fills)
 
     def made(self, base: BaseModel, deltas: Deltas) -> Digest:
         """The next model, stored with its optimizer state. Raises what `deltas` and ModelStore.add raise; nothing is
@@ -108,12 +123,16 @@ class NextModel:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
             return self._models.add(slabs, slots=names, steps=base.state.steps + 1)
 
+    def _longest(self, base: BaseModel, deltas: Deltas) -> int:
+        """The elements of every slab but the last one."""
+        return min(self.slab_elements, base.elements, deltas.most_elements or base.elements)
+
     def _slabs(self, base: BaseModel, deltas: Deltas) -> Generator[Slab, None, None]:
         """The new model and its state; each slab is good until the next one is asked for."""
         of_one_slab = 1 + len(base.fills) + self._models.keeps_master
         # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
-        elements = min(self.slab_elements, base.elements)
-        buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self._device)
+        elements = self._longest(base, deltas)
+        buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self.device)
         reading = ahead(self._read(base, deltas, buffers), buffers.close)
         with closing(ahead(self._computed(reading, base, deltas, buffers), buffers.close)) as computed:
             for done in computed:
@@ -152,8 +171,9 @@ class NextModel:
             master = open_(base.vector)
             of_state = {name: open_(base.state.slots[name]) for name in base.fills if base.state.steps}
             sources = [stack.enter_context(closing(open_source())) for open_source in deltas.sources]
-            for start in range(0, base.elements, self.slab_elements):
-                elements = min(self.slab_elements, base.elements - start)
+            longest = self._longest(base, deltas)
+            for start in range(0, base.elements, longest):
+                elements = min(longest, base.elements - start)
                 yield _Slab(
                     elements,
                     master=filled(master, elements, torch.float32),
@@ -175,7 +195,7 @@ class NextModel:
         deltas: Deltas,
         buffers: SlabBuffers,
     ) -> Generator["_Slab", None, None]:
-        scratch = Scratch.of(min(self.slab_elements, base.elements), self._device)
+        scratch = Scratch.of(self._longest(base, deltas), self.device)
         with closing(read):
             for slab in read:
                 assert isinstance(slab, _Slab)

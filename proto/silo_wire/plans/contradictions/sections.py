@@ -4,8 +4,13 @@ from collections.abc import Iterator
 
 from silo_wire.plans.contradictions.masks import of_masks
 from silo_wire.plans.contradictions.privacy import of_privacy
+from silo_wire.plans.contradictions.robust import of_reducer
 from silo_wire.plans.plan_values import PlanValues
+from silo_wire.plans.robust import MEAN
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
+from silo_wire.server_step.step_length import FEDEXP
+from silo_wire.weightings.fednova import FEDNOVA
+from silo_wire.weightings.q_fedavg import Q_FEDAVG
 
 
 def contradictions_of(plan: PlanValues) -> Iterator[str]:
@@ -15,6 +20,8 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
     yield from _of_the_weighting(plan)
+    yield from of_reducer(plan)
+    yield from _of_the_step_length(plan)
     if plan.aggregation.secure_aggregation:
         yield from of_masks(plan)
     yield from of_privacy(plan)
@@ -73,8 +80,67 @@ def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
             f'[aggregation] weighting = "{weighting.name}" does not go with secure_aggregation, under which the '
             "coordinator knows the sum of weights alone: set another one, or turn secure_aggregation off"
         )
+    fairness = plan.aggregation.fairness
+    if weighting.name == Q_FEDAVG.name and not fairness:
+        yield f'[aggregation] weighting = "{weighting.name}" needs fairness: set it above 0, or weighting to "size"'
+    if weighting.name != Q_FEDAVG.name and fairness:
+        yield (
+            f'[aggregation] fairness = {fairness:g} is read by weighting = "{Q_FEDAVG.name}" alone, and weighting is '
+            f'"{weighting.name}": set fairness to 0, or weighting to "{Q_FEDAVG.name}"'
+        )
     for it in weighting.clashes(plan.training):
         yield (
             f'{it.key} = {it.value} does not go with [aggregation] weighting = "{weighting.name}", {it.why}: set it to '
             f"{it.needed}"
         )
+
+
+def _of_the_step_length(plan: PlanValues) -> Iterator[str]:
+    """FedExP's own, in the clear, for the mean of all deltas."""
+    aggregation = plan.aggregation
+    if aggregation.step_length != FEDEXP.name:
+        return
+    key_by_key: tuple[tuple[bool, str, str, str], ...] = (
+        (
+            aggregation.server_optimizer != "sgd",
+            f'[aggregation] server_optimizer = "{aggregation.server_optimizer}"',
+            'server_optimizer to "sgd"',
+            "which says how far a step goes, where adaptive optimizers say so themselves",
+        ),
+        (
+            aggregation.server_optimizer == "sgd" and aggregation.momentum > 0,
+            f"[aggregation] momentum = {aggregation.momentum:g}",
+            "momentum to 0",
+            "whose length is for the mean of one round",
+        ),
+        (
+            aggregation.robust is not None,
+            f'[aggregation] reducer = "{aggregation.reducer}"',
+            f'reducer to "{MEAN}"',
+            "whose length follows the norms of all deltas, those of hostile silos too",
+        ),
+        (
+            aggregation.weighs is FEDNOVA,
+            f'[aggregation] weighting = "{aggregation.weighting}"',
+            "another weighting",
+            "where that has a length of its own",
+        ),
+        (
+            aggregation.secure_aggregation,
+            "[aggregation] secure_aggregation = true",
+            "secure_aggregation to false",
+            "which needs the norms of single deltas, where masks show their sum alone",
+        ),
+        (
+            plan.privacy.level == "silo",
+            '[privacy] level = "silo"',
+            'level to "none" or "record"',
+            "whose norms no noise covers",
+        ),
+    )
+    for wrong, has, remedy, why in key_by_key:
+        if wrong:
+            yield (
+                f'{has} does not go with [aggregation] step_length = "{FEDEXP.name}", {why}: set {remedy}, or '
+                'step_length to "fixed"'
+            )

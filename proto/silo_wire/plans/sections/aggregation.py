@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from lorica_security.console.strict_toml import Section
+from silo_wire.plans.robust import ReducerName, RobustRule, robust_rule
 from silo_wire.plans.sections.numbers import (
     LEAST_DELTA_NORM,
     LEAST_MAX_WEIGHT,
@@ -13,6 +14,7 @@ from silo_wire.plans.sections.numbers import (
     Bound,
     ServerRate,
 )
+from silo_wire.server_step.step_length import StepLengthName
 from silo_wire.weightings.named import WeightingName, weighting_named
 from silo_wire.weightings.weighting import Weighting
 
@@ -26,8 +28,14 @@ class AggregationSection(Section):
     """
 
     weighting: WeightingName = "lorar"
+    fairness: Annotated[float, Field(ge=0, le=10)] = 0.0  # q of q_fedavg
+    reducer: ReducerName = "mean"
+    trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
+    hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum: 2 f + 3 are at most 10,000
+    clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
+    step_length: StepLengthName = "fixed"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
@@ -50,6 +58,7 @@ class AggregationSection(Section):
         for key, value, least in (
             ("max_weight", self.max_weight, LEAST_MAX_WEIGHT),
             ("max_delta_norm", self.max_delta_norm, LEAST_DELTA_NORM),
+            ("clipping_radius", self.clipping_radius, LEAST_DELTA_NORM),
         ):
             if 0 < value < least:
                 raise ValueError(
@@ -65,7 +74,17 @@ class AggregationSection(Section):
     @property
     def weighs(self) -> Weighting:
         """The weighting as a value."""
-        return weighting_named(self.weighting)
+        return weighting_named(self.weighting, fairness=self.fairness)
+
+    @property
+    def robust(self) -> RobustRule | None:
+        """The robust reducer as a value; None for the mean."""
+        return robust_rule(self.reducer)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The vectors as long as the model that the reducer keeps from round to round."""
+        return () if self.robust is None else self.robust.carries
 
     @property
     def weight_cap(self) -> float:

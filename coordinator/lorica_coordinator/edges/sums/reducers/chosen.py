@@ -1,4 +1,4 @@
-"""Which reducer a plan asks for: `[aggregation] secure_aggregation` and `[privacy] level` say it."""
+"""Which reducer a plan asks for: `[aggregation] secure_aggregation` and `reducer`, and `[privacy] level`, say it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,17 +7,23 @@ import torch
 
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.next_model import NextModel
+from lorica_coordinator.edges.sums.reducers.centred_clipping import CentredClipping
 from lorica_coordinator.edges.sums.reducers.masked import Masked
+from lorica_coordinator.edges.sums.reducers.median import Median
+from lorica_coordinator.edges.sums.reducers.multi_krum import MultiKrum
 from lorica_coordinator.edges.sums.reducers.noised import Noised
 from lorica_coordinator.edges.sums.reducers.plain import Plain
 from lorica_coordinator.edges.sums.reducers.reducer import Reducer
+from lorica_coordinator.edges.sums.reducers.trimmed_mean import TrimmedMean
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.rounds.updates import CommittedUpdate
 from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 
-REDUCERS: Final = (Plain, Masked, Noised)
+_ROBUST: Final = (TrimmedMean, Median, MultiKrum, CentredClipping)
+REDUCERS: Final = (Plain, *_ROBUST, Masked, Noised)
+_BY_NAME: Final = {it.name: it for it in _ROBUST}
 
 
 def of_updates(
@@ -33,6 +39,8 @@ def of_updates(
     """Of updates in the clear."""
     if privacy is not None and privacy.level == "silo":
         return Noised(section, privacy, releases=releases, spools=spools, into=into)
+    if section.robust is not None:
+        return _BY_NAME[section.robust.name](section, spools=spools, dtype=dtype, into=into)
     return Plain(section, training, spools=spools, dtype=dtype, into=into)
 
 

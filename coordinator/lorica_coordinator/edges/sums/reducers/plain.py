@@ -1,6 +1,7 @@
 """The weighted mean of deltas in the clear, each of which the coordinator sees."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -8,15 +9,24 @@ import torch
 from torch import Tensor
 
 from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
+from lorica_coordinator.aggregation.squared_distances import squared_norm_of_mean
 from lorica_coordinator.aggregation.streaming_sum import Scratch
-from lorica_coordinator.aggregation.weighting import CohortWeights, WeightCaps, weigh
+from lorica_coordinator.aggregation.weighting import CohortWeights, weigh
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.masked_sum import SpoolReader
 from lorica_coordinator.edges.sums.next_model import Deltas, NextModel
-from lorica_coordinator.edges.sums.reducers.reducer import spooled, summary_of
-from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
+from lorica_coordinator.edges.sums.reducers.reducer import (
+    blamed_on_the_longest,
+    caps_of,
+    result_of,
+    spools_of,
+    summary_of,
+)
+from lorica_coordinator.edges.sums.spool_pieces import pieces
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
-from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
+from lorica_security.errors import StateError
+from lorica_security.identifiers import SiloName
 from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
@@ -24,6 +34,7 @@ from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.work import optimizer_steps
 from silo_wire.server_step.server_optimizer import ServerOptimizer
+from silo_wire.server_step.step_length import FEDEXP, fedexp
 
 
 class Plain:
@@ -48,11 +59,8 @@ class Plain:
     ) -> None:
         self._weighting = section.weighs
         self._training = training
-        self._caps = WeightCaps(
-            max_weight=section.max_weight or None,
-            max_weight_share=section.max_weight_share or None,
-            max_delta_norm=section.max_delta_norm or None,
-        )
+        self._caps = caps_of(section)
+        self._step_length = section.step_length
         self._spools = spools
         self._dtype = dtype
         self._into = into
@@ -62,8 +70,29 @@ class Plain:
         delta takes the model out of float32's range."""
         if Number.OPTIMIZER_STEPS in self._weighting.needs:
             self._require_steps_of_the_plan(committed)
-        cohort = weigh([summary_of(update) for update in committed], weighting=self._weighting, caps=self._caps)
+        summaries = [summary_of(update) for update in committed]
+        cohort = weigh(summaries, weighting=self._weighting, caps=self._caps)
+        if self._step_length == FEDEXP.name:
+            norms = {summary.silo: summary.delta_norm for summary in summaries}
+            cohort = self._lengthened(key, base_model, committed, cohort, norms)
         return self.weighed(key, base_model, committed, cohort)
+
+    def _lengthened(
+        self,
+        key: RoundKey,
+        base_model: Digest,
+        committed: Sequence[CommittedUpdate],
+        cohort: CohortWeights,
+        norms: Mapping[SiloName, float],
+    ) -> CohortWeights:
+        """The cohort whose mean is as long as FedExP's step; reads every delta once."""
+        elements = self._into.base(base_model).elements
+        rows = pieces(spools_of(self._spools, key, committed), cohort, self._dtype, elements)
+        shares = [member.share for member in cohort.silos]
+        with blamed_on_the_longest(committed):
+            square = squared_norm_of_mean([member.silo for member in cohort.silos], shares, rows)
+        capped = [member.delta_scale * norms[member.silo] for member in cohort.silos]
+        return replace(cohort, length=fedexp(shares, capped, square))
 
     def _require_steps_of_the_plan(self, committed: Sequence[CommittedUpdate]) -> None:
         """They follow from the examples, so a silo that claims others would take a weight that no training gives."""
@@ -83,22 +112,15 @@ class Plain:
     ) -> AggregationResult:
         """`reduce` with the weights given. A sum of weights that is not above zero changes nothing: ZERO_WEIGHT."""
         if not cohort.total > 0.0:
-            return _result(base_model, Outcome.ZERO_WEIGHT, cohort)
-        by_name = sorted(committed, key=lambda update: update.silo)
-        spools = [(update.silo, spooled(self._spools, key, update.silo, update.digest)) for update in by_name]
+            return result_of(base_model, Outcome.ZERO_WEIGHT, cohort)
+        spools = spools_of(self._spools, key, committed)
         base = self._into.base(base_model)
         deltas = Deltas(
             sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
         )
-        try:
+        with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas)
-        except (MalformedMessage, ConfigurationError) as error:
-            # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
-            longest = max(by_name, key=lambda update: update.delta_norm)
-            raise UnusableUpdate(
-                longest.silo, f"the delta of silo {longest.silo} has norm {longest.delta_norm:.3g}: {error}"
-            ) from error
-        return _result(model, Outcome.APPLIED, cohort)
+        return result_of(model, Outcome.APPLIED, cohort)
 
 
 def _step(
@@ -112,14 +134,3 @@ def _step(
 ) -> None:
     named = zip((silo.silo for silo in cohort.silos), slabs, strict=True)
     aggregate_slab(model, named, cohort, optimizer, state, step_number=step_number, scratch=scratch)
-
-
-def _result(model: Digest, outcome: Outcome, cohort: CohortWeights) -> AggregationResult:
-    return AggregationResult(
-        model=model,
-        outcome=outcome,
-        weights=tuple(
-            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps)) for one in cohort.silos
-        ),
-        fallback=cohort.fallback,
-    )

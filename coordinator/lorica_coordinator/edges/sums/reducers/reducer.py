@@ -1,17 +1,23 @@
 """What every reducer is: an algorithm that makes the next model from what the silos of a round committed."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from lorica_coordinator.aggregation.weighting import SiloSummary
+from lorica_coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
+from lorica_coordinator.edges.sums.masked_sum import Spooled
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from lorica_coordinator.service.unusable import UnusableUpdate
 from lorica_coordinator.vectors.stored_vector import StoredVector
-from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
 from silo_wire.algorithm import Algorithm
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
+from silo_wire.plans.robust import RobustRule
+from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.weightings.equal import EQUAL
 
 Committed = TypeVar("Committed", contravariant=True)
 
@@ -26,6 +32,12 @@ class Reducer(Algorithm, Protocol[Committed]):
         UnusableUpdate naming the silo whose spool was damaged or whose summary is absurd; StorageError or
         IntegrityError naming the file of the coordinator that cannot be used.
         """
+
+
+def spools_of(spools: Spools, key: RoundKey, committed: Sequence[CommittedUpdate]) -> list[Spooled]:
+    """What each silo committed, in order of name; raises UnusableUpdate."""
+    by_name = sorted(committed, key=lambda update: update.silo)
+    return [(update.silo, spooled(spools, key, update.silo, update.digest)) for update in by_name]
 
 
 def spooled(spools: Spools, key: RoundKey, silo: SiloName, digest: Digest) -> StoredVector:
@@ -45,6 +57,56 @@ def summary_of(update: CommittedUpdate) -> SiloSummary:
             loss_reduction=update.loss_reduction,
             optimizer_steps=update.summary.optimizer_steps,
             delta_norm=update.delta_norm,
+            loss_first=update.summary.loss_first,
         )
     except MalformedMessage as error:
         raise UnusableUpdate(update.silo, str(error)) from error
+
+
+def caps_of(section: AggregationSection) -> WeightCaps:
+    """The caps that a plan sets."""
+    return WeightCaps(
+        max_weight=section.max_weight or None,
+        max_weight_share=section.max_weight_share or None,
+        max_delta_norm=section.max_delta_norm or None,
+    )
+
+
+def equal_weights(rule: RobustRule, section: AggregationSection, committed: Sequence[CommittedUpdate]) -> CohortWeights:
+    """For a robust rule: every silo as much as another, with what the cap leaves of its delta's length.
+
+    Raises UnusableUpdate; StateError for fewer silos than the rule needs, which no round has whose quorum the plan was
+    held to.
+    """
+    least = rule.least_silos(section)
+    if len(committed) < least:
+        raise StateError(f'{len(committed)} updates came for reducer "{rule.name}", which needs {least}')
+    return weigh([summary_of(update) for update in committed], weighting=EQUAL, caps=caps_of(section))
+
+
+@contextmanager
+def blamed_on_the_longest(committed: Sequence[CommittedUpdate]) -> Iterator[None]:
+    """Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on."""
+    try:
+        yield
+    except (MalformedMessage, ConfigurationError) as error:
+        longest = max(sorted(committed, key=lambda update: update.silo), key=lambda update: update.delta_norm)
+        raise UnusableUpdate(
+            longest.silo, f"the delta of silo {longest.silo} has norm {longest.delta_norm:.3g}: {error}"
+        ) from error
+
+
+def result_of(
+    model: Digest, outcome: Outcome, cohort: CohortWeights, *, cut: Sequence[bool] | None = None
+) -> AggregationResult:
+    """With what each silo counted; `cut`: those that the reducer itself counted less, beside those that a cap bit."""
+    return AggregationResult(
+        model=model,
+        outcome=outcome,
+        weights=tuple(
+            SiloWeight(silo=one.silo, weight=one.weight, share=one.share, capped=bool(one.caps) or less)
+            for one, less in zip(cohort.silos, cut or [False] * len(cohort.silos), strict=True)
+        ),
+        fallback=cohort.fallback,
+        step_length=cohort.length,
+    )

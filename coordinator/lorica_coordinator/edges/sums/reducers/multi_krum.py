@@ -1,0 +1,76 @@
+"""Multi-Krum: the mean of the n - f deltas that have the nearest neighbours; the others are left out whole.
+
+Blanchard, El Mhamdi, Guerraoui and Stainer, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+NeurIPS 2017. f hostile silos are assumed, of n >= 2f + 3. A delta's score is the sum of its squared distances from the
+n - f - 2 others nearest to it. Krum keeps the delta of the lowest score; the paper's proof is of that one. Its m-Krum
+averages the m lowest. Here m is n - f: as many as are honest.
+
+What it promises for that, where at most f silos are hostile, whatever they send and know: with D the longest distance
+between two honest deltas, no delta is kept that is further than r = D x sqrt((n - f - 2) / (n - 2f - 1)) from every
+honest one. An honest delta has n - f - 2 honest others within D, so n - f deltas have scores of at most
+(n - f - 2) x D^2, and so has whatever is kept. Of the neighbours that a hostile delta's score counts at least
+n - 2f - 1 are honest. So the mean is within r x f / (n - f) of a mean of honest deltas. Hostile deltas within r are
+kept, and an honest silo whose data differ from the others' is left out: it is the farthest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import torch
+
+from lorica_coordinator.aggregation import krum
+from lorica_coordinator.aggregation.squared_distances import between
+from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.next_model import NextModel
+from lorica_coordinator.edges.sums.reducers.plain import Plain
+from lorica_coordinator.edges.sums.reducers.reducer import (
+    blamed_on_the_longest,
+    equal_weights,
+    spools_of,
+)
+from lorica_coordinator.edges.sums.spool_pieces import pieces
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, SiloWeight
+from silo_wire.algorithm import Number, Promise
+from silo_wire.canonical import Digest
+from silo_wire.messages import RoundKey
+from silo_wire.plans.robust import MULTI_KRUM
+from silo_wire.plans.sections.aggregation import AggregationSection
+
+
+class MultiKrum:
+    """`dtype` is the type of the committed deltas."""
+
+    name: ClassVar[str] = MULTI_KRUM.name
+    meaning: ClassVar[str] = MULTI_KRUM.meaning
+    needs: Final = frozenset({Number.DELTA_NORM})
+    masks: Final = ""
+    promises: Final = frozenset[Promise]({"record"})
+    passes: Final = 2
+
+    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
+        self._section = section
+        self._spools = spools
+        self._dtype = dtype
+        self._into = into
+        self._mean = Plain(section, None, spools=spools, dtype=dtype, into=into)
+
+    def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
+        """Choose by distance, and average what is kept; of the others the result says that they weigh 0.
+
+        Raises what every reducer raises, and StateError for fewer silos than the rule needs.
+        """
+        cohort = equal_weights(MULTI_KRUM, self._section, committed)
+        names = [member.silo for member in cohort.silos]
+        elements = self._into.base(base_model).elements
+        read = pieces(spools_of(self._spools, key, committed), cohort, self._dtype, elements)
+        with blamed_on_the_longest(committed):
+            distances = between(names, read)
+        kept = {names[index] for index in krum.kept(distances, self._section.hostile_silos)}
+        made = self._mean.reduce(key, base_model, [update for update in committed if update.silo in kept])
+        left_out = (
+            SiloWeight(silo=one.silo, weight=0.0, share=0.0, capped=bool(one.caps))
+            for one in cohort.silos
+            if one.silo not in kept
+        )
+        return replace(made, weights=tuple(sorted((*made.weights, *left_out), key=lambda weight: weight.silo)))

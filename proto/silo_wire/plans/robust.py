@@ -1,0 +1,128 @@
+"""The robust reducers that a plan may name: what each assumes of hostile silos, and how many silos it needs.
+
+A robust reducer looks at single deltas and bounds what hostile silos do to the mean, whatever these send. It believes
+nothing that a silo tells of itself, so every silo counts the same. How each computes is the coordinator's
+(coordinator/lorica_coordinator/edges/sums/reducers), where its source is cited.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, sqrt
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+MEAN: Final = "mean"
+"""The weighted mean: no robust reducer."""
+CENTRE: Final = "centre"
+"""What centred clipping keeps: the mean of the round before."""
+
+
+class RobustSettings(Protocol):
+    """`[aggregation]` of a plan, as far as a robust reducer looks at it."""
+
+    @property
+    def trimmed_share(self) -> float: ...
+    @property
+    def hostile_silos(self) -> int: ...
+    @property
+    def clipping_radius(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobustRule:
+    """`key`, where there is one, is the key of `[aggregation]` that only this rule reads, and `key_is` what it says.
+
+    `least_silos` is the quorum below which the rule holds nothing off. `withstood` says in words what hostile silos
+    cannot do, in a round of so many silos. `carries` names the vectors that it keeps from round to round.
+    """
+
+    name: str
+    meaning: str
+    key: str | None = None
+    key_is: str = ""
+    least_silos: Callable[[RobustSettings], int]
+    why_so_many: str
+    withstood: Callable[[RobustSettings, int], str]
+    carries: tuple[str, ...] = ()
+
+
+def trimmed_silos(share: float, silos: int) -> int:
+    """How many a trimmed mean leaves out on each side: share x silos, rounded down, of the decimal number that people
+    wrote."""
+    return int(Fraction(str(share)) * silos)
+
+
+def median_trims(silos: int) -> int:
+    """The same for the median: all but the middle one, or the middle two."""
+    return (silos - 1) // 2
+
+
+def krum_reach(hostile: int, silos: int) -> float:
+    """How far hostile silos bring Multi-Krum's mean from means of honest deltas, over the longest distance between two
+    honest ones: coordinator/lorica_coordinator/edges/sums/reducers/multi_krum.py has the proof."""
+    return hostile / (silos - hostile) * sqrt((silos - hostile - 2) / (silos - 2 * hostile - 1))
+
+
+def _within(hostile: int) -> str:
+    return f"with at most {hostile} of them hostile, each parameter's change stays within what honest ones sent"
+
+
+TRIMMED_MEAN: Final = RobustRule(
+    name="trimmed_mean",
+    meaning="of each parameter the mean without trimmed_share of the silos at either end",
+    key="trimmed_share",
+    key_is="the share of silos left out on each side, above 0 and below 0.5",
+    least_silos=lambda settings: ceil(1 / Fraction(str(settings.trimmed_share))),
+    why_so_many="with fewer it leaves out nobody",
+    withstood=lambda settings, silos: _within(trimmed_silos(settings.trimmed_share, silos)),
+)
+
+MEDIAN: Final = RobustRule(
+    name="median",
+    meaning="of each parameter the median",
+    least_silos=lambda settings: 3,
+    why_so_many="the median of fewer is their mean",
+    withstood=lambda settings, silos: _within(median_trims(silos)),
+)
+
+MULTI_KRUM: Final = RobustRule(
+    name="multi_krum",
+    meaning="the mean without the hostile_silos deltas that have the farthest neighbours",
+    key="hostile_silos",
+    key_is="how many silos may be hostile, at least 1",
+    least_silos=lambda settings: 2 * settings.hostile_silos + 3,
+    why_so_many="so that honest neighbours of a delta outnumber hostile ones",
+    withstood=lambda settings, silos: (
+        f"with at most {settings.hostile_silos} of them hostile, the mean is at most "
+        f"{krum_reach(settings.hostile_silos, silos):.2g} times as far from one of honest deltas as two of these are "
+        "apart"
+    ),
+)
+
+CENTRED_CLIPPING: Final = RobustRule(
+    name="centred_clipping",
+    meaning="the mean of what is within clipping_radius of the last round's mean",
+    key="clipping_radius",
+    key_is="the L2 norm that deltas may be from the last round's mean",
+    least_silos=lambda settings: 3,
+    why_so_many="so that one hostile silo is fewer than half",
+    withstood=lambda settings, silos: (
+        f"each hostile one moves the mean by an L2 norm of at most {settings.clipping_radius / silos:.3g}"
+    ),
+    carries=(CENTRE,),
+)
+
+ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN, MULTI_KRUM, CENTRED_CLIPPING)
+
+_BY_NAME: Final = {rule.name: rule for rule in ROBUST_RULES}
+
+if TYPE_CHECKING:
+    ReducerName = str
+else:
+    ReducerName = Literal[(MEAN, *_BY_NAME)]
+    """The type of a plan's key: pydantic takes these words and no others."""
+
+
+def robust_rule(name: ReducerName) -> RobustRule | None:
+    """None for the mean."""
+    return _BY_NAME.get(name)
