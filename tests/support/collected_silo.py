@@ -1,0 +1,86 @@
+"""A silo's folder as rounds leave it: enrolled, with data, a plan, its initial model and the newest global one."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from transformers import T5ForConditionalGeneration
+
+from silo_agent.edges.disk.model_cache import ModelCache
+from silo_agent.edges.disk.plan_store import PlanStore
+from silo_agent.edges.disk.round_journal import RoundJournal
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from silo_agent.rounds.effects import JournalModel, JournalPlan
+from silo_agent.training.model.model import bind, vector_blocks
+from silo_wire.canonical import Digest
+from silo_wire.manifest import manifest_of
+from silo_wire.messages import ModelHeader
+from silo_wire.plans.plan import PlanBundle
+from tests.support.federation_peer import SILO, TestNet
+from tests.support.tiny_t5 import SCHEMA, bundle_of, random_model
+
+TRAINING: dict[str, Any] = {"learning_rate": 1e-2, "batch_size": 4, "max_input_tokens": 64, "max_output_tokens": 32}
+
+
+def data_folder(folder: Path, *, dev: int = 2) -> Path:
+    """Six training questions, and `dev` others; with a database that answers one of these."""
+    folder.mkdir()
+    lines = [
+        json.dumps(
+            {"id": f"q{number}", "question": f"how many people live in city {number} ?", "db_id": SCHEMA.db_id}
+            | {"query": f"SELECT COUNT ( * ) FROM PEOPLE WHERE CITY = '{number}' ;"}
+        )
+        for number in range(6 + dev)
+    ]
+    (folder / "train.jsonl").write_text("\n".join(lines[:6]) + "\n")
+    (folder / "dev.jsonl").write_text("".join(f"{line}\n" for line in lines[6:]))
+    (folder / "schema.json").write_bytes(SCHEMA.to_json())
+    with closing(sqlite3.connect(folder / "db.sqlite")) as database, database:
+        database.execute("CREATE TABLE PEOPLE (NAME text PRIMARY KEY, CITY text)")
+        database.execute("INSERT INTO PEOPLE VALUES ('ada', '6')")
+    return folder
+
+
+class CollectedSilo:
+    """`keep` puts a model where the agent would have put it, as the newest global one."""
+
+    def __init__(self, root: Path, *, initial: int = 0, **sections: Any) -> None:
+        self.folder = SiloFolder(root / "silo")
+        store_credentials(self.folder, TestNet.create().credentials("127.0.0.1:1"))
+        self.folder.make()
+        self.data = data_folder(root / "data")
+        self.bundle: PlanBundle = bundle_of(
+            random_model(initial), **{"training": TRAINING, "schedule": {"rounds": 2, "min_silos": 1}, **sections}
+        )
+        PlanStore(self.folder.plans).save(self.bundle)
+        self.cache = ModelCache(self.folder.models, kept=2)
+        with closing(self.journal()) as journal:
+            journal.record(JournalPlan(self.bundle.plan.digest))
+        self.settings('[personal]\nmethod = "finetune"\n')
+
+    def journal(self) -> RoundJournal:
+        return RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO)
+
+    def settings(self, text: str) -> None:
+        self.folder.settings.write_text(f'[data]\nfolder = "{self.data}"\n[training]\ndevice = "cpu"\n{text}')
+
+    def keep(self, model: T5ForConditionalGeneration) -> Digest:
+        layout = self.bundle.layout
+        data = b"".join(vector_blocks(bind(model, layout)))
+        manifest = manifest_of(layout, [data])
+        digest = manifest.digest
+        part = self.cache.open_partial(digest, ModelHeader(manifest=manifest, round=0, signature=bytes(64)))
+        part.append(data)
+        part.finish(self.cache.file(digest))
+        part.close()
+        with closing(self.journal()) as journal:
+            journal.record(JournalModel(self.bundle.plan.digest, digest))
+        return digest
+
+    def file(self, digest: str) -> bytes:
+        return (self.folder.personal / f"{digest}.model").read_bytes()
+
+
