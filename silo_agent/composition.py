@@ -43,7 +43,7 @@ from silo_agent.edges.masks.model_checking import model_checks
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.edges.personal.own_scores import own_scores
-from silo_agent.edges.personal.personal_keeper import PersonalKeeper
+from silo_agent.edges.personal.personal_keeper import QUIET_S, PersonalKeeper
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.calls.repeated_calls import Traffic
 from silo_agent.edges.wire.certificate import SiloCertificate
@@ -129,7 +129,7 @@ def _personal_keeper(ground: Ground, display: TerminalDisplay | LogDisplay) -> P
     def told(event: str, detail: str) -> None:
         display.note(event, detail=detail)
 
-    return PersonalKeeper(ground.folder, ground.journal, each_round=method == "ditto", told=told)
+    return PersonalKeeper(ground.folder, ground.journal, each_round=method == "ditto", told=told, quiet_s=QUIET_S)
 
 
 def _model_scores(folder: SiloFolder) -> Mapping[str, Mapping[str, float]]:

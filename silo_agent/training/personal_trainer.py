@@ -17,6 +17,7 @@ from typing import Literal
 
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.checkpoint import CheckpointFile, examples_digest, training_identity
+from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import SameResult
@@ -74,6 +75,11 @@ class PersonalTrainer:
         self._model = PlanModel(bundle, settings, base=base)
         self._trainer = SiloTrainer(bundle, data, silo, settings, model=self._model)
 
+    @property
+    def _examples(self) -> EncodedExamples:
+        """Of training, without the further views that private training has of each."""
+        return self._trainer.encoded("train").plain()
+
     def questions(self) -> Digest:
         """Stands for the held-out questions that models are scored on."""
         return examples_digest(self._trainer.encoded("dev"))
@@ -92,7 +98,7 @@ class PersonalTrainer:
         if plan.privacy.level != "record":
             return plan.schedule.rounds * plan.training.for_silo(self._silo).epochs
         drawn = plan.schedule.rounds * plan.privacy.steps * plan.privacy.expected_batch_size
-        return max(1, -(-drawn // len(self._trainer.encoded("train"))))
+        return max(1, -(-drawn // len(self._examples)))
 
     def _goal(self, method: Method, towards: Digest, *, epochs: int, pull: float) -> Goal:
         section = self._bundle.plan.training.for_silo(self._silo)
@@ -108,7 +114,7 @@ class PersonalTrainer:
             "method": method,
             "towards": towards,
             "section": section.model_dump(mode="json"),
-            "examples": examples_digest(self._trainer.encoded("train")),
+            "examples": examples_digest(self._examples),
         }
         return Goal(method=method, section=section, towards=towards, digest=digest_of(canonical_json(depends_on)))
 
@@ -133,7 +139,7 @@ class PersonalTrainer:
             model.load(towards.file, towards.manifest)  # which checks the file before it is mapped
         model.load(start.file, start.manifest)
         model.begin_training()
-        layout, examples = self._bundle.layout, self._trainer.encoded("train")
+        layout, examples = self._bundle.layout, self._examples
         identity = training_identity(
             plan=goal.digest,
             round_number=0,

@@ -7,7 +7,7 @@ by step, and what was done for the same model, data and settings is not done aga
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lorica_security.errors import DataError, StorageError
+from lorica_security.errors import StorageError
 from silo_agent.edges.personal.own_models import Collected, OwnModels, read_model
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, Which
 from silo_agent.edges.workshop.silo_sources import SiloSources
@@ -24,8 +24,8 @@ from silo_wire.canonical import Digest
 
 
 class OwnTraining:
-    """Raises DataError without training or held-out questions, and what training raises; WorkCancelled soon after
-    `cancelled()` turns true, with the last whole epoch on disk."""
+    """Raises DataError for data that cannot be used, and what training raises; WorkCancelled soon after `cancelled()`
+    turns true, with the last whole epoch on disk."""
 
     def __init__(
         self,
@@ -44,12 +44,6 @@ class OwnTraining:
         assert chosen.method != "none", "the caller looks"
         with on_records():
             data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
-            for split in ("train", "dev"):
-                if not data.split(split):
-                    raise DataError(
-                        f"silo {policy.silo} has no {split} examples, and its own models need them: add {split}.jsonl "
-                        "to its data folder"
-                    )
             device = DeviceSettings(device=settings.training.device, threads=settings.training.threads)
             self._trainer = PersonalTrainer(
                 collected.bundle,

@@ -53,15 +53,16 @@ class PersonalKeeper:
         *,
         each_round: bool,
         told: Callable[[str, str], None],
-        quiet_s: float = QUIET_S,
+        quiet_s: float,
     ) -> None:
-        """`each_round`: also while a plan is under way, as Ditto is meant."""
+        """`each_round`: also while a plan is under way, as Ditto is meant, once the agent has waited for `quiet_s`."""
         self._folder, self._journal = folder, journal
         self._plans, self._own = PlanStore(folder.plans), OwnModels(folder.personal)
         self._each_round, self._told, self._quiet_s = each_round, told, quiet_s
         self._at = Activity.STOPPED
         self._changed = asyncio.Event()
         self._process: Process | None = None
+        self._gave_way = False  # the process, to work
         self._initial: tuple[str, Digest] | None = None  # of a plan
 
     def activity(self, activity: JournalActivity) -> None:
@@ -117,7 +118,7 @@ class PersonalKeeper:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        self._process = process
+        self._process, self._gave_way = process, False
         _step_back(process.pid)
         if self._at not in AT_REST:
             self._end()
@@ -126,13 +127,14 @@ class PersonalKeeper:
         if process.returncode == 0:
             for line in own_models_lines(self._own.record.read()):
                 self._told(SCORED, line)
-        elif self._at in AT_REST:
+        elif not self._gave_way:
             lines = said.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
             self._told(NOT_TRAINED, lines[-1])
             await self._changed.wait()
 
     def _end(self) -> None:
         if self._process is not None:
+            self._gave_way = True
             with suppress(ProcessLookupError):  # it has just ended
                 self._process.kill()
 
