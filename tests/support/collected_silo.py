@@ -67,7 +67,9 @@ class CollectedSilo:
         return closing(RoundJournal(self.folder.journal, updates=self.folder.updates, silo=SILO))
 
     def settings(self, text: str) -> None:
-        self.folder.settings.write_text(f'[data]\nfolder = "{self.data}"\n[training]\ndevice = "cpu"\n{text}')
+        self.folder.settings.write_text(
+            f'[data]\nfolder = "{self.data}"\n[training]\ndevice = "cpu"\nthreads = 1\n{text}'
+        )
 
     def keep(self, model: T5ForConditionalGeneration) -> Digest:
         layout = self.bundle.layout

@@ -1,12 +1,20 @@
 """A silo's own models: what they are trained to, that each is made once, which one answers, and what is refused."""
 
+import asyncio
 import json
 import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +26,7 @@ from lorica_security.host.process_lock import ProcessLock
 from silo_agent.cli import main as agent_main
 from silo_agent.composition import _is_loopback
 from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.personal import personal_keeper
 from silo_agent.edges.personal.own_models import OwnModels
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
 from silo_agent.rounds.effects import Activity, JournalActivity
@@ -27,6 +36,7 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer
 from silo_wire.messages import RoundKey
+from tests.support.checkpointed_training import dying_at
 from tests.support.collected_silo import TRAINING, CollectedSilo
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION
@@ -437,3 +447,119 @@ def test_training_gives_way_to_a_round_and_goes_on_after_its_last_epoch(
     done = run(silo, "personal", "train", "--json")
     assert "training-resumed: after epoch" in done.err
     assert json.loads(done.out)["models"] == undisturbed
+
+
+# --- killed, and begun by the agent -----------------------------------------------------------------------------------
+
+
+def test_killed_again_and_again_it_comes_to_the_same_models(silo: CollectedSilo) -> None:
+    silo.settings('[personal]\nmethod = "ditto"\nepochs = 3\n')
+    shutil.copytree(silo.folder.root, silo.folder.root.with_name("undisturbed"))
+    done = run_command(agent_main, "personal", "train", "--json", "--dir", silo.folder.root.with_name("undisturbed"))
+    undisturbed = json.loads(done.out)["models"]
+    kills = 0
+    while _killed_at_its_third_replacement(silo):
+        kills += 1
+        assert kills < 20
+    assert kills >= 3
+    assert train(silo) == (undisturbed, set())
+    assert not [*silo.folder.personal.glob("*.part"), *silo.folder.personal.glob("*.checkpoint")]
+
+
+def _killed_at_its_third_replacement(silo: CollectedSilo) -> bool:
+    """Whether a process that trains was killed before it replaced a third file; otherwise it went to its end."""
+    process = os.fork()
+    if process == 0:
+        os.replace = dying_at(3, os.replace)
+        os._exit(run(silo, "personal", "train").code)
+    _, status = os.waitpid(process, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+_WAITS = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
+
+
+class Kept:
+    """What a keeper tells, and its processes, which say that they are there and then wait to be killed."""
+
+    def __init__(self, begun: Path) -> None:
+        os.mkfifo(begun)
+        self._begun = begun
+        self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def begun(self) -> psutil.Process:
+        async with asyncio.timeout(30):
+            return psutil.Process(int(await asyncio.to_thread(self._begun.read_text)))
+
+
+@asynccontextmanager
+async def keeping(
+    silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch, *, each_round: bool
+) -> AsyncIterator[tuple[Kept, Callable[[Activity], None]]]:
+    """With what an agent says that it is at."""
+    begun = silo.folder.root / "begun"
+    kept = Kept(begun)
+    command = [sys.executable, "-I", "-c", _WAITS, str(begun)]
+    monkeypatch.setattr(personal_keeper, "training_command", lambda folder: command)
+    with silo.journal_open() as journal:
+        keeper = personal_keeper.PersonalKeeper(
+            silo.folder,
+            journal,
+            each_round=each_round,
+            told=lambda event, detail: kept.told.put_nowait((event, detail)),
+            quiet_s=0.0,
+        )
+        running = asyncio.create_task(keeper.run())
+        yield kept, lambda activity: keeper.activity(JournalActivity(activity))
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_training_begins_when_the_agent_rests_and_is_killed_when_it_works(
+    silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(silo, monkeypatch, each_round=True) as (kept, at):
+        at(Activity.WAITING)
+        first = await kept.begun()
+        assert first.nice() == 19
+        assert Path(f"/proc/{first.pid}/oom_score_adj").read_text().strip() == "1000"
+        at(Activity.FETCHING)
+        await asyncio.to_thread(first.wait, 30)
+        at(Activity.TRAINING)
+        at(Activity.FINISHED)
+        second = await kept.begun()
+        assert second.pid != first.pid
+    await asyncio.to_thread(second.wait, 30)  # it ends with the agent
+    assert kept.told.empty()
+
+
+async def test_what_ends_by_itself_is_told(silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with keeping(silo, monkeypatch, each_round=False) as (kept, at):
+        at(Activity.FINISHED)
+        (await kept.begun()).terminate()
+        async with asyncio.timeout(30):
+            assert await kept.told.get() == ("own-models-not-trained", "exit code -15")
+
+
+def test_what_is_complete_is_not_begun_again_and_finetuning_waits_for_the_end_of_a_plan(silo: CollectedSilo) -> None:
+    def begins(activity: Activity, *, each_round: bool) -> bool:
+        with silo.journal_open() as journal:
+            keeper = personal_keeper.PersonalKeeper(
+                silo.folder, journal, each_round=each_round, told=lambda event, detail: None, quiet_s=0.0
+            )
+            keeper.activity(JournalActivity(activity))
+            return keeper.may_train
+
+    for each_round, rests in (
+        (False, {Activity.FINISHED}),
+        (True, {Activity.FINISHED, Activity.WAITING}),
+    ):
+        assert {activity for activity in Activity if begins(activity, each_round=each_round)} == rests
+    train(silo)
+    assert not begins(Activity.FINISHED, each_round=True)
+    silo.keep(random_model(8))
+    assert begins(Activity.FINISHED, each_round=True)

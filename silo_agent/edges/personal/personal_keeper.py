@@ -88,14 +88,16 @@ class PersonalKeeper:
 
     async def _look(self) -> None:
         self._keep_initial()
-        if self._may_train() and await self._is_quiet():
+        if self.may_train and await self._is_quiet():
             await self._train()
         else:
             await self._changed.wait()
 
     # ---- what is under way ----------------------------------------------------------------------------------------
 
-    def _may_train(self) -> bool:
+    @property
+    def may_train(self) -> bool:
+        """Whether the agent rests, and something is to be done for its newest model."""
         if self._at is not Activity.FINISHED and not (self._each_round and self._at is Activity.WAITING):
             return False
         newest, scores = self._journal.last_model(), self._own.record.read()
@@ -155,6 +157,7 @@ class PersonalKeeper:
 
 def _step_back(pid: int) -> None:
     """Everything else on this machine comes before the process, its memory included."""
-    with suppress(OSError):  # it has ended, or the system does not let it be asked for
+    with suppress(OSError):  # it has ended; or a service manager forbids that: it gives way all the same
         os.setpriority(os.PRIO_PROCESS, pid, _LOWEST)
+    with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(f"{_FIRST_TO_GO}", encoding="ascii")
