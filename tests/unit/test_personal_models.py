@@ -315,7 +315,7 @@ def test_the_initial_model_is_kept_when_the_cache_drops_it(tmp_path: Path) -> No
     assert own.initial(initial, silo.bundle.model_layout) is None
 
 
-def test_adapters_and_bfloat16_have_models_of_their_own(tmp_path: Path) -> None:
+def test_under_bfloat16_own_models_are_float32_all_the_same(tmp_path: Path) -> None:
     silo = CollectedSilo(tmp_path, wire={"model": "bfloat16"})
     silo.keep(random_model(7))
     models, made = train(silo)

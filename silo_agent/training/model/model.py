@@ -31,8 +31,8 @@ from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.model_files import CONFIG_FILE
 
 _OUTPUT = "lm_head.weight"
-_PEFT_NAME = ".default."
-"""What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
+ADAPTER = "default"
+"""What PEFT calls the adapter that is added first, also in the middle of its parameters' names."""
 T5 = Any
 """A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
 
@@ -134,7 +134,7 @@ def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundPa
         parameter.requires_grad_(False)
     inject_adapter_in_model(wanted, model)
     added = {
-        name.replace(_PEFT_NAME, "."): parameter
+        name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
