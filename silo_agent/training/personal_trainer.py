@@ -1,20 +1,24 @@
 """Models of this silo's own, by the plan's model, data and settings: none of them leaves.
 
 The local model is trained from the plan's initial model on this silo's records alone, for as many epochs as the whole
-plan trains here. The personal model comes from the newest global one: trained on (`finetune`), or kept over the rounds
-with the gradient of lambda/2 ||v - w||^2, w the global model (`ditto`; Li et al., ICML 2021). There is no noise and no
-bound in either, whatever the plan promises for what leaves.
+plan trains here. The personal model comes from the newest global one: trained on (`finetune`), its output layer alone
+(`heads`), or kept over the rounds with the gradient of lambda/2 ||v - w||^2, w the global model (`ditto`; Li et al.,
+ICML 2021). There is no noise and no bound in any, whatever the plan promises for what leaves.
 
 The same goal, start and thread count give the same bytes on a CPU, also after a kill: each epoch but the last leaves a
 checkpoint.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import nn
+
+from lorica_security.errors import ConfigurationError
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.checkpoint import CheckpointFile, examples_digest, training_identity
 from silo_agent.training.data.batches import EncodedExamples
@@ -22,6 +26,7 @@ from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import SameResult
 from silo_agent.training.local_trainer import train_locally
+from silo_agent.training.model.model import OUTPUT_LAYER
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import blocks, new_vector_file
 from silo_agent.training.silo_trainer import SiloTrainer
@@ -31,14 +36,14 @@ from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.training import TrainingSection
 
-Method = Literal["local", "finetune", "ditto"]
+Method = Literal["local", "finetune", "ditto", "heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSettings:
     """What this silo's people chose; a `learning_rate` of 0 is the plan's."""
 
-    method: Literal["finetune", "ditto"]
+    method: Literal["finetune", "ditto", "heads"]
     epochs: int
     learning_rate: float
     ditto_lambda: float
@@ -85,9 +90,21 @@ class PersonalTrainer:
         return examples_digest(self._trainer.encoded("dev"))
 
     def personal(self, towards: Digest) -> Goal:
-        """The personal model for the global model `towards`."""
+        """The personal model for the global model `towards`. Raises ConfigurationError for a head that there is not."""
+        if self._own.method == "heads" and not self._head:
+            raise ConfigurationError(
+                f'[personal] method = "heads" trains {OUTPUT_LAYER}, which the layout of plan '
+                f'{self._bundle.plan.name} does not have, as models do that tie it to their embedding: take "finetune" '
+                'or "ditto"'
+            )
         pull = self._own.ditto_lambda if self._own.method == "ditto" else 0.0
         return self._goal(self._own.method, towards, epochs=self._own.epochs, pull=pull)
+
+    @property
+    def _head(self) -> list[nn.Parameter]:
+        """The output layer, where the plan's layout has one."""
+        bound = self._model.parameters
+        return [tensor for spec, tensor in zip(bound.specs, bound.tensors, strict=True) if spec.name == OUTPUT_LAYER]
 
     def local(self) -> Goal:
         return self._goal("local", self._bundle.plan.initial_model, epochs=self._epochs_of_the_plan(), pull=0.0)
@@ -126,7 +143,6 @@ class PersonalTrainer:
         towards: RoundModel,
         out: Path,
         checkpoint: Path,
-        on_progress: Callable[[float], None] = lambda fraction: None,
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Manifest:
@@ -134,7 +150,7 @@ class PersonalTrainer:
 
         `towards` is the file of the goal's model. Raises what SiloTrainer.train does.
         """
-        model, parameters = self._model, self._model.parameters.tensors
+        model = self._model
         if goal.section.fedprox_mu:
             model.load(towards.file, towards.manifest)  # which checks the file before it is mapped
         model.load(start.file, start.manifest)
@@ -148,18 +164,19 @@ class PersonalTrainer:
             examples=examples,
             device=model.device,
         )
-        train_locally(
-            model.t5,
-            parameters,
-            examples,
-            goal.section,
-            seed=_seed(goal),
-            round_parameters=model.mapped(towards.file, towards.manifest) if goal.section.fedprox_mu else None,
-            checkpoint=CheckpointFile(checkpoint, identity, update_bytes=layout.total_bytes, notice=on_notice),
-            on_progress=lambda fraction, loss: on_progress(fraction),
-            should_stop=should_stop,
-            clock=time.monotonic,
-        )
+        with self._trained(goal) as parameters:
+            train_locally(
+                model.t5,
+                parameters,
+                examples,
+                goal.section,
+                seed=_seed(goal),
+                round_parameters=model.mapped(towards.file, towards.manifest) if goal.section.fedprox_mu else None,
+                checkpoint=CheckpointFile(checkpoint, identity, update_bytes=layout.total_bytes, notice=on_notice),
+                on_progress=lambda fraction, loss: None,
+                should_stop=should_stop,
+                clock=time.monotonic,
+            )
         with new_vector_file(out) as writer:
             for begin, end in blocks(layout.parameters):
                 for _, part in model.parameters.slices(begin, end):
@@ -168,6 +185,23 @@ class PersonalTrainer:
             manifest = writer.manifest(layout)
             writer.sync()
         return manifest
+
+    @contextmanager
+    def _trained(self, goal: Goal) -> Iterator[Sequence[nn.Parameter]]:
+        """The parameters that the goal trains; the others are frozen meanwhile."""
+        whole, head = self._model.parameters.tensors, self._head
+        if goal.method != "heads":
+            yield whole
+            return
+        try:
+            for parameter in whole:
+                parameter.requires_grad_(False)
+            for parameter in head:
+                parameter.requires_grad_()
+            yield head
+        finally:
+            for parameter in whole:
+                parameter.requires_grad_()
 
     def evaluate(
         self,

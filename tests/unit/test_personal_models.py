@@ -40,7 +40,7 @@ from tests.support.checkpointed_training import dying_at
 from tests.support.collected_silo import TRAINING, CollectedSilo
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FEDERATION
-from tests.support.tiny_t5 import CORPUS, bundle_of, random_model, silo_data, write_model
+from tests.support.tiny_t5 import CORPUS, bundle_of, random_model, silo_data, v1_1, write_model
 
 # --- what they are trained to -----------------------------------------------------------------------------------------
 
@@ -123,6 +123,21 @@ def test_ditto_goes_on_from_its_own_model_and_is_pulled_to_the_global_one(tmp_pa
     np.testing.assert_allclose(np.fromfile(outs[1], dtype="<f4"), expected, atol=2e-5)
     unpulled = by_hand(own, second, steps=3, rate=3e-3, pull=0.0)
     assert np.abs(expected - unpulled).max() > 1e-3
+
+
+def test_heads_trains_the_output_layer_alone(tmp_path: Path) -> None:
+    start = RoundModel(file=tmp_path / "w", manifest=write_model(v1_1(7), tmp_path / "w"))
+    bundle = bundle_of(v1_1(0), **PLAN)
+    own = replace(OWN, method="heads")
+    personal = PersonalTrainer(bundle, silo_data(PAIRS, dev=PAIRS[:1]), "clinic", CPU, own)
+    for goal in (personal.personal(start.manifest.digest), personal.local()):  # which is trained whole again
+        out = tmp_path / goal.method
+        personal.train(goal, start=start, towards=start, out=out, checkpoint=tmp_path / "c")
+        moved = np.fromfile(out, dtype="<f4") != numbers(start)
+        named = {spec.name for spec, begin in bundle.layout.placed() if moved[begin : begin + spec.elements].any()}
+        assert named == ({"lm_head.weight"} if goal.method == "heads" else {it.name for it in bundle.layout.tensors})
+    with pytest.raises(ConfigurationError, match=r'"heads" trains lm_head.weight.*plan test does not have.*"ditto"'):
+        trainer(own).personal(start.manifest.digest)
 
 
 def test_the_local_model_makes_as_many_steps_as_the_whole_plan() -> None:
@@ -390,7 +405,7 @@ def test_it_is_refused_by_name(silo: CollectedSilo, tmp_path: Path) -> None:
     run(silo, "personal", "train").is_refusal(DataError, "dev.jsonl is missing", "put the dev split there")
     silo.settings("")
     run(silo, "personal", "train").is_refusal(ConfigurationError, '[personal] method is "none"', '"ditto"')
-    for text in ('method = "heads"', "epochs = 0", "ditto_lambda = 0.0", "learning_rate = -1.0", "lamda = 1.0"):
+    for text in ('method = "adapters"', "epochs = 0", "ditto_lambda = 0.0", "learning_rate = -1.0", "lamda = 1.0"):
         silo.settings(f"[personal]\n{text}\n")
         key = text.partition(" ")[0]
         run(silo, "personal", "train").is_refusal(ConfigurationError, f"personal.{key}")

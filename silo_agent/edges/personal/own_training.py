@@ -64,6 +64,7 @@ class OwnTraining:
     def run(self) -> OwnScores:
         """All that is to be done for the newest global model; the scores as they stand then."""
         with on_records():
+            self._trainer.personal(self._global.manifest.digest)  # what cannot be trained is refused before any work
             self._begin()
             self._personal()
             self._local()
