@@ -122,14 +122,14 @@ async def run_agent(
 
 
 def _personal_keeper(ground: Ground, display: TerminalDisplay | LogDisplay) -> PersonalKeeper | None:
-    method = ground.settings.personal.method
-    if method == "none":
+    settings = ground.settings.personal
+    if settings.method == "none":
         return None
 
     def told(event: str, detail: str) -> None:
         display.note(event, detail=detail)
 
-    return PersonalKeeper(ground.folder, ground.journal, each_round=method == "ditto", told=told, quiet_s=QUIET_S)
+    return PersonalKeeper(ground.folder, ground.journal, settings=settings, told=told, quiet_s=QUIET_S)
 
 
 def _model_scores(folder: SiloFolder) -> Mapping[str, Mapping[str, float]]:

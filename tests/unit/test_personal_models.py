@@ -31,6 +31,7 @@ from silo_agent.edges.personal.own_models import OwnModels
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
 from silo_agent.rounds.effects import Activity, JournalActivity
 from silo_agent.service.ports import RoundModel
+from silo_agent.settings import PersonalSection
 from silo_agent.training.data.batches import collate, encode_examples
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.plan_model import PlanModel
@@ -513,7 +514,7 @@ class Kept:
 
 @asynccontextmanager
 async def keeping(
-    silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch, *, each_round: bool
+    silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch, method: Any
 ) -> AsyncIterator[tuple[Kept, Callable[[Activity], None]]]:
     """With what an agent says that it is at."""
     begun = silo.folder.root / "begun"
@@ -524,7 +525,7 @@ async def keeping(
         keeper = personal_keeper.PersonalKeeper(
             silo.folder,
             journal,
-            each_round=each_round,
+            settings=PersonalSection(method=method),
             told=lambda event, detail: kept.told.put_nowait((event, detail)),
             quiet_s=0.0,
         )
@@ -537,7 +538,7 @@ async def keeping(
 async def test_training_begins_when_the_agent_rests_and_is_killed_when_it_works(
     silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeping(silo, monkeypatch, each_round=True) as (kept, at):
+    async with keeping(silo, monkeypatch, "ditto") as (kept, at):
         at(Activity.WAITING)
         first = await kept.begun()
         assert first.nice() == 19
@@ -553,7 +554,7 @@ async def test_training_begins_when_the_agent_rests_and_is_killed_when_it_works(
 
 
 async def test_what_ends_by_itself_is_told(silo: CollectedSilo, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with keeping(silo, monkeypatch, each_round=False) as (kept, at):
+    async with keeping(silo, monkeypatch, "finetune") as (kept, at):
         at(Activity.FINISHED)
         (await kept.begun()).terminate()
         async with asyncio.timeout(30):
@@ -561,20 +562,25 @@ async def test_what_ends_by_itself_is_told(silo: CollectedSilo, monkeypatch: pyt
 
 
 def test_what_is_complete_is_not_begun_again_and_finetuning_waits_for_the_end_of_a_plan(silo: CollectedSilo) -> None:
-    def begins(activity: Activity, *, each_round: bool) -> bool:
+    def begins(activity: Activity, **settings: Any) -> bool:
         with silo.journal_open() as journal:
             keeper = personal_keeper.PersonalKeeper(
-                silo.folder, journal, each_round=each_round, told=lambda event, detail: None, quiet_s=0.0
+                silo.folder,
+                journal,
+                settings=PersonalSection(**settings),
+                told=lambda event, detail: None,
+                quiet_s=0.0,
             )
             keeper.activity(JournalActivity(activity))
             return keeper.may_train
 
-    for each_round, rests in (
-        (False, {Activity.FINISHED}),
-        (True, {Activity.FINISHED, Activity.WAITING}),
+    for method, rests in (
+        ("finetune", {Activity.FINISHED}),
+        ("ditto", {Activity.FINISHED, Activity.WAITING}),
     ):
-        assert {activity for activity in Activity if begins(activity, each_round=each_round)} == rests
+        assert {activity for activity in Activity if begins(activity, method=method)} == rests
     train(silo)
-    assert not begins(Activity.FINISHED, each_round=True)
+    assert not begins(Activity.FINISHED, method="finetune")
+    assert begins(Activity.FINISHED, method="finetune", epochs=4)  # as its people said since
     silo.keep(random_model(8))
-    assert begins(Activity.FINISHED, each_round=True)
+    assert begins(Activity.FINISHED, method="finetune")

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from lorica_security.console.strict_toml import Section
 from silo_agent.edges.disk.private_record import PrivateRecord
-from silo_wire.canonical import Digest
+from silo_agent.settings import PersonalSection
+from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import Evaluation
 from silo_wire.plans.sections.model import DigestText
 
@@ -62,7 +63,7 @@ class OwnScores(Section):
     version: Literal[1] = 1
     plan: DigestText | None = None
     questions: str = ""
-    complete_for: DigestText | None = None  # the global model for which all was done
+    complete: DigestText | None = None  # for which global model and settings all was done
     no_local: str = ""  # why there is no local model
     scores: dict[Which, Scored] = Field(default_factory=dict)
 
@@ -75,6 +76,11 @@ class OwnScores(Section):
         """Of models that are as good as each other the one that knows least of this silo's records."""
         known = [which for which in ("global", "personal", "local") if which in self.scores]
         return max(known, key=lambda which: self.scores[which].rank, default="global")
+
+
+def completion(model: Digest, settings: PersonalSection) -> Digest:
+    """Stands for all that is to be done for a global model."""
+    return digest_of(canonical_json([model, settings.model_dump(mode="json")]))
 
 
 def own_scores(folder: Path) -> PrivateRecord[OwnScores]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from lorica_security.errors import StorageError
 from silo_agent.edges.personal.own_models import Collected, OwnModels, read_model
-from silo_agent.edges.personal.own_scores import OwnScores, Scored, Which
+from silo_agent.edges.personal.own_scores import OwnScores, Scored, Which, completion
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.edges.workshop.workshop import on_records
 from silo_agent.policy.silo_policy import SiloPolicy
@@ -41,6 +41,7 @@ class OwnTraining:
         self._bundle, self._global, self._own = collected.bundle, collected.newest, own
         self._sources, self._notice, self._cancelled = sources, notice, cancelled
         plan, chosen = collected.bundle.plan, settings.personal
+        self._chosen = chosen
         assert chosen.method != "none", "the caller looks"
         with on_records():
             data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
@@ -68,7 +69,7 @@ class OwnTraining:
             self._begin()
             self._personal()
             self._local()
-            self._change(complete_for=self._global.manifest.digest)
+            self._change(complete=completion(self._global.manifest.digest, self._chosen))
         self._own.delete_others(self._own.record.read())
         return self._own.record.read()
 

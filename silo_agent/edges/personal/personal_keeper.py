@@ -22,9 +22,11 @@ from silo_agent.edges.disk.plan_store import PlanStore
 from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.personal.own_models import OwnModels
+from silo_agent.edges.personal.own_scores import completion
 from silo_agent.edges.personal.rounds_first import AT_REST
 from silo_agent.edges.personal.shown import own_models_lines
 from silo_agent.rounds.effects import Activity, JournalActivity
+from silo_agent.settings import PersonalSection
 from silo_wire.canonical import Digest
 
 QUIET_S: Final = 30.0
@@ -51,14 +53,14 @@ class PersonalKeeper:
         folder: SiloFolder,
         journal: RoundJournal,
         *,
-        each_round: bool,
+        settings: PersonalSection,
         told: Callable[[str, str], None],
         quiet_s: float,
     ) -> None:
-        """`each_round`: also while a plan is under way, as Ditto is meant, once the agent has waited for `quiet_s`."""
+        """Ditto is trained also while a plan is under way, once the agent has waited for `quiet_s`."""
         self._folder, self._journal = folder, journal
         self._plans, self._own = PlanStore(folder.plans), OwnModels(folder.personal)
-        self._each_round, self._told, self._quiet_s = each_round, told, quiet_s
+        self._settings, self._told, self._quiet_s = settings, told, quiet_s
         self._at = Activity.STOPPED
         self._changed = asyncio.Event()
         self._process: Process | None = None
@@ -98,10 +100,13 @@ class PersonalKeeper:
     @property
     def may_train(self) -> bool:
         """Whether the agent rests, and something is to be done for its newest model."""
-        if self._at is not Activity.FINISHED and not (self._each_round and self._at is Activity.WAITING):
+        between_rounds = self._settings.method == "ditto" and self._at is Activity.WAITING
+        if self._at is not Activity.FINISHED and not between_rounds:
             return False
         newest, scores = self._journal.last_model(), self._own.record.read()
-        return newest is not None and (scores.plan, scores.complete_for) != (newest.plan, newest.model)
+        if newest is None:
+            return False
+        return (scores.plan, scores.complete) != (newest.plan, completion(newest.model, self._settings))
 
     async def _is_quiet(self) -> bool:
         if self._at is Activity.FINISHED:
