@@ -41,7 +41,13 @@ COMMANDS = commands_of(
     Row(
         "ask",
         _IN + "silo_commands:ask",
-        "Answer with the newest global model: its SQL, and what that gives on this silo's database, in the sandbox.",
+        "Answer with the best of the newest global model and this silo's own: its SQL, and what that gives on this "
+        "silo's database, in the sandbox.",
+    ),
+    Row(
+        "personal",
+        _IN + "silo_commands:personal_app",
+        "Models of this silo's own, beside the global one; nothing of them leaves.",
     ),
     Row(
         "schema",

@@ -5,9 +5,10 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from cryptography import x509
 from rich.console import Console
@@ -17,7 +18,9 @@ from lorica_security.console.terminal import terminal
 from lorica_security.daemon.clock_watch import watched_clock
 from lorica_security.daemon.heartbeat import beating
 from lorica_security.daemon.kept_ballast import kept_ballast
+from lorica_security.daemon.listen_address import address
 from lorica_security.daemon.sealed_log import kept_log
+from lorica_security.errors import LoricaError
 from lorica_security.host.software_version import software_version
 from lorica_security.on_disk.log_file import AuditLog
 from silo_agent.edges.accounts.audit_log import audit_log
@@ -39,6 +42,8 @@ from silo_agent.edges.masks.masking_party import party_of
 from silo_agent.edges.masks.model_checking import model_checks
 from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
+from silo_agent.edges.personal.own_scores import own_scores
+from silo_agent.edges.personal.personal_keeper import QUIET_S, PersonalKeeper
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.calls.repeated_calls import Traffic
 from silo_agent.edges.wire.certificate import SiloCertificate
@@ -110,7 +115,38 @@ async def run_agent(
                 journal=journal,
                 sharing=sharing_of(folder, settings.policy.shared_budget),
             )
-            await _serve(ground, _watched(ground, metrics, display), _trainer(ground))
+            personal = _personal_keeper(ground, display)
+            if personal is not None and _is_loopback(settings.metrics.listen):
+                metrics.model_scores(lambda: _model_scores(folder))
+            await _serve(ground, _watched(ground, metrics, display, personal), _trainer(ground), personal)
+
+
+def _personal_keeper(ground: Ground, display: TerminalDisplay | LogDisplay) -> PersonalKeeper | None:
+    settings = ground.settings.personal
+    if settings.method == "none":
+        return None
+
+    def told(event: str, detail: str) -> None:
+        display.note(event, detail=detail)
+
+    return PersonalKeeper(ground.folder, ground.journal, settings=settings, told=told, quiet_s=QUIET_S)
+
+
+def _model_scores(folder: SiloFolder) -> Mapping[str, Mapping[str, float]]:
+    try:
+        return own_scores(folder.personal).read().numbers
+    except LoricaError:  # whoever asks for metrics is not who mends it
+        return {}
+
+
+def _is_loopback(listen: str) -> bool:
+    if not listen:
+        return False
+    host = address(listen).host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _trainer(ground: Ground) -> TrainerPort:
@@ -131,7 +167,9 @@ def _trainer(ground: Ground) -> TrainerPort:
     return LateWorkshop(make)
 
 
-def _watched(ground: Ground, metrics: SiloMetrics, display: TerminalDisplay | LogDisplay) -> Watched:
+def _watched(
+    ground: Ground, metrics: SiloMetrics, display: TerminalDisplay | LogDisplay, personal: PersonalKeeper | None
+) -> Watched:
     log = audit_log(ground.folder, ground.credentials)
     audit = SiloAudit(
         log,
@@ -140,11 +178,16 @@ def _watched(ground: Ground, metrics: SiloMetrics, display: TerminalDisplay | Lo
         ledger_head=ground.journal.ledger_head,
         clock=time.time,
     )
-    observer = SiloObserver(journal=ground.journal, metrics=metrics, display=display)
+    observer = SiloObserver(
+        journal=ground.journal,
+        metrics=metrics,
+        display=display,
+        beside=personal.activity if personal is not None else lambda activity: None,
+    )
     return Watched(metrics=metrics, display=display, log=log, audit=audit, observer=AuditedObserver(observer, audit))
 
 
-async def _serve(ground: Ground, watched: Watched, trainer: TrainerPort) -> None:
+async def _serve(ground: Ground, watched: Watched, trainer: TrainerPort, personal: PersonalKeeper | None) -> None:
     display, credentials, journal = watched.display, ground.credentials, ground.journal
 
     def on_trouble(error: Exception) -> None:
@@ -174,7 +217,8 @@ async def _serve(ground: Ground, watched: Watched, trainer: TrainerPort) -> None
             groups.wake()
 
         with _signals({signal.SIGTERM: service.stop, signal.SIGINT: service.stop, signal.SIGHUP: reread}):
-            await _all(service.run(), keeper.run(), groups.run())
+            beside = [keeper.run(), groups.run(), *([] if personal is None else [personal.run()])]
+            await _all(service.run(), *beside)
         display.note("stopped", silo=credentials.silo)
 
 

@@ -3,13 +3,13 @@
     [data]      folder and how bad it may be          [database]  what a model's SQL may be tried on
     [policy]    what this silo refuses (policy/)    [training]  device, threads
     [sql]       what one statement may cost           [storage]   what is kept on disk
-    [metrics]   where Prometheus may ask
+    [metrics]   where Prometheus may ask              [personal]  models of this silo's own
 
 Relative paths are taken from the folder of silo.toml.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -52,6 +52,15 @@ class MetricsSection(Section):
     listen: AddressOrNone = ""  # ADDRESS:PORT, best on loopback; empty: nothing listens
 
 
+class PersonalSection(Section):
+    """The models that this silo trains for itself: none of them leaves, nor what they score."""
+
+    method: Literal["none", "finetune", "ditto", "heads"] = "none"
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 3  # of the personal model, from each global model on
+    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # of personal and local model; 0: the plan's
+    ditto_lambda: Annotated[float, Field(gt=0, le=1000)] = 0.1  # how strongly ditto pulls towards the global model
+
+
 class Settings(Section):
     data: DataSection = DataSection()
     database: DatabaseSection = DatabaseSection()
@@ -60,6 +69,7 @@ class Settings(Section):
     sql: SqlSection = SqlSection()
     storage: StorageSection = StorageSection()
     metrics: MetricsSection = MetricsSection()
+    personal: PersonalSection = PersonalSection()
 
     @classmethod
     def read(cls, path: Path) -> "Settings":

@@ -1,8 +1,11 @@
-"""What a silo's people ask beside the agent: `silo-agent check`, `ask`, `schema`."""
+"""What a silo's people ask beside the agent: `silo-agent check`, `ask`, `personal train`, `schema`."""
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +13,7 @@ import typer
 
 from lorica_security.console.terminal import Page, terminal
 from lorica_security.errors import (
+    ConfigurationError,
     DataError,
     PolicyRefusal,
     StateError,
@@ -34,7 +38,10 @@ from silo_agent.edges.disk.silo_folder import SiloFolder, silo_folder
 
 if TYPE_CHECKING:
     from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.round_journal import LastModel
+    from silo_agent.edges.personal.own_models import Collected
     from silo_agent.service.ports import RoundModel
+    from silo_agent.settings import Settings
     from silo_wire.plans.plan import PlanBundle
 
 
@@ -62,40 +69,44 @@ def check(
         raise problem
 
 
+class AskedModel(Enum):
+    BEST = "best"
+    GLOBAL = "global"
+    PERSONAL = "personal"
+    LOCAL = "local"
+
+
 def ask(
     question: Annotated[str, typer.Argument(help="In the language of the training questions.")],
+    asked: Annotated[
+        AskedModel,
+        typer.Option("--model", help="best: of the global model and this silo's own, by its held-out questions."),
+    ] = AskedModel.BEST,
     data: Data = None,
     database: Database = None,
     config: Config = None,
     directory: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Answer with the newest global model: its SQL, and what that gives on this silo's database, in the sandbox."""
-    from silo_agent.edges.disk.model_cache import ModelCache
-    from silo_agent.edges.disk.plan_store import PlanStore
-    from silo_agent.service.ports import RoundModel
+    """Answer with the best of the newest global model and this silo's own: its SQL, and what that gives on this silo's
+    database, in the sandbox."""
+    from silo_agent.edges.personal.answering import answering
+    from silo_agent.edges.personal.own_models import OwnModels
 
     folder = silo_folder(directory)
     credentials = credentials_of(folder)
     settings = chosen(folder, data, database, config).settings(folder)
     with open_journal(folder, credentials) as journal:
         newest = journal.last_model()
-    models = ModelCache(folder.models, kept=settings.storage.models_kept)
-    header = models.header(newest.model) if newest else None
-    bundle = PlanStore(folder.plans).load(newest.plan) if newest else None
-    nothing = StateError("no global model is here yet: let `silo-agent start` take part in a round first")
-    if newest is None or header is None or bundle is None or header.manifest.digest != newest.model:
-        raise nothing
-    with models.held(newest.model, folder.root) as file:
-        if file is None:
-            raise nothing
+    with _collected(folder, settings, newest) as collected:
+        trains = settings.personal.method != "none"
+        answers = answering(OwnModels(folder.personal), collected, asked.value, trains=trains)
         # Here, not above: torch takes seconds to import.
         from silo_agent.edges.workshop.workshop import Workshop
 
         sources, policy = silo_sources(folder, settings), policy_of(folder, credentials, settings)
         workshop = Workshop(settings=settings, policy=policy, sources=sources)
-        model = RoundModel(file=file, manifest=header.manifest)
-        sql = workshop.answer(bundle=bundle, base=_base(models, bundle), model=model, question=question)
+        sql = workshop.answer(bundle=collected.bundle, base=collected.base, model=answers.model, question=question)
     if not as_json:
         print(one_line(sql))
     rows, problem = None, None
@@ -106,13 +117,77 @@ def ask(
     if as_json:
         result = {"columns": rows.columns, "rows": rows.rows} if rows else {}
         not_run = str(problem) if problem else ""
-        print(json_text({"question": question, "sql": sql, "not_run": not_run, **result}))
+        print(json_text({"question": question, "model": answers.which, "sql": sql, "not_run": not_run, **result}))
     elif rows is not None:
         _print_rows(rows.columns, rows.rows)
+    for told in answers.told:
+        print(told, file=sys.stderr)
     if isinstance(problem, PolicyRefusal):
         print(f"not run: {problem}", file=sys.stderr)  # the answer is the SQL; that it was not run is this silo's wish
     elif problem is not None:
         raise problem
+
+
+personal_app = typer.Typer(
+    help="Models of this silo's own, beside the global one; nothing of them leaves.", no_args_is_help=True
+)
+
+
+@personal_app.callback()
+def personal() -> None:
+    """Models of this silo's own, beside the global one; nothing of them leaves."""
+
+
+@personal_app.command()
+def train(
+    data: Data = None, database: Database = None, config: Config = None, directory: Dir = None, as_json: Json = False
+) -> None:
+    """Train this silo's own models from what the agent has collected, and score them beside the newest global model.
+
+    A round comes first: training stops when one begins, and the next call goes on after its last whole epoch.
+    """
+    from lorica_security.host.process_lock import ProcessLock
+    from silo_agent.edges.personal.own_models import OwnModels
+    from silo_agent.edges.personal.rounds_first import RoundsFirst
+    from silo_agent.edges.personal.shown import own_models_facts, own_models_page
+    from silo_agent.service.ports import WorkCancelled
+
+    folder = silo_folder(directory)
+    credentials = credentials_of(folder)
+    settings = chosen(folder, data, database, config).settings(folder)
+    if settings.personal.method == "none":
+        raise ConfigurationError(
+            f'[personal] method is "none" for {folder.root}: set it to "finetune", "ditto" or "heads" in silo.toml'
+        )
+    own = OwnModels(folder.personal)
+    with open_journal(folder, credentials) as journal:
+        first = RoundsFirst(folder.lock, journal)
+        first.require_rest()
+        with _collected(folder, settings, journal.last_model()) as collected:
+            own.make()
+            with ProcessLock(own.lock, "training of this silo's own models"):
+                # Here, not above: torch takes seconds to import.
+                from silo_agent.edges.personal.own_training import OwnTraining
+
+                sources, policy = silo_sources(folder, settings), policy_of(folder, credentials, settings)
+                try:
+                    scores = OwnTraining(
+                        collected,
+                        own,
+                        settings=settings,
+                        policy=policy,
+                        sources=sources,
+                        notice=lambda event, detail: print(f"{event}: {one_line(detail)}", file=sys.stderr),
+                        cancelled=first.begun,
+                    ).run()
+                except WorkCancelled:
+                    raise first.stopped() from None
+    if as_json:
+        print(json_text(own_models_facts(scores), indent=1))
+        return
+    own_models_page(scores).show(terminal())
+    if scores.no_local:
+        print(f"no local model: {scores.no_local}", file=sys.stderr)
 
 
 def schema(
@@ -153,6 +228,27 @@ def _given(
         database=database or "",
         config=str(config.absolute()) if config else "",
     )
+
+
+@contextmanager
+def _collected(folder: SiloFolder, settings: "Settings", newest: "LastModel | None") -> "Iterator[Collected]":
+    """The newest global model, which nothing prunes meanwhile, with its plan. Raises StateError where none is here."""
+    from silo_agent.edges.disk.model_cache import ModelCache
+    from silo_agent.edges.disk.plan_store import PlanStore
+    from silo_agent.edges.personal.own_models import Collected
+    from silo_agent.service.ports import RoundModel
+
+    models = ModelCache(folder.models, kept=settings.storage.models_kept)
+    header = models.header(newest.model) if newest else None
+    bundle = PlanStore(folder.plans).load(newest.plan) if newest else None
+    nothing = StateError("no global model is here yet: let `silo-agent start` take part in a round first")
+    if newest is None or header is None or bundle is None or header.manifest.digest != newest.model:
+        raise nothing
+    with models.held(newest.model, folder.root) as file:
+        if file is None:
+            raise nothing
+        model = RoundModel(file=file, manifest=header.manifest)
+        yield Collected(bundle=bundle, newest=model, base=_base(models, bundle))
 
 
 def _base(models: "ModelCache", bundle: "PlanBundle") -> "RoundModel | None":

@@ -161,7 +161,7 @@ def training_identity(
         round=round_number,
         silo=silo,
         model=model,
-        examples=_examples_digest(examples),
+        examples=examples_digest(examples),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
@@ -169,7 +169,7 @@ def training_identity(
     )
 
 
-def _examples_digest(examples: EncodedExamples) -> Digest:
+def examples_digest(examples: EncodedExamples) -> Digest:
     hasher = blake3()
     for ids in (*examples.inputs, *examples.targets):
         hasher.update(len(ids).to_bytes(8, "little"))

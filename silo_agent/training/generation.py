@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
 from silo_agent.rounds.update import TrainingStopped
-from silo_agent.training.model.model import T5
+from silo_agent.training.model.model import ADAPTER, T5
 
 _LOWEST = torch.finfo(torch.float32).min
 _CACHE_STEP = 32
@@ -132,12 +132,18 @@ def _prepared(block: Any, encoded: torch.Tensor, heads: int, width: int) -> _Lay
     empty = encoded.new_empty((rows, heads, 0, width))
     return _Layer(
         block=block,
-        projection=torch.cat([own.q.weight, own.k.weight, own.v.weight]),
+        projection=torch.cat([_weight(own.q), _weight(own.k), _weight(own.v)]),
         cross_keys=split(cross.k(encoded)),
         cross_values=split(cross.v(encoded)),
         keys=empty,
         values=empty,
     )
+
+
+def _weight(linear: Any) -> torch.Tensor:
+    """What the layer multiplies by: its own weight, and what adapters add to it."""
+    weight: torch.Tensor = linear.weight
+    return weight + linear.get_delta_weight(ADAPTER) if hasattr(linear, "get_delta_weight") else weight
 
 
 def _step(

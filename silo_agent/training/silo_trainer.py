@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from blake3 import blake3
 
@@ -150,7 +149,7 @@ class SiloTrainer:
                 self.encoded("train"),
                 self._section,
                 seed=self._training_seed(round_number),
-                round_parameters=self._round_parameters(model_path) if self._section.fedprox_mu else None,
+                round_parameters=self._model.mapped(model_path, model) if self._section.fedprox_mu else None,
                 checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
                 if checkpoint_path
                 else None,
@@ -297,17 +296,6 @@ class SiloTrainer:
             max_new_tokens=section.max_output_tokens,
         )
         return self._model.tokenizer.decode(answers)[0]
-
-    def _round_parameters(self, path: Path) -> list[torch.Tensor]:
-        """The round model as tensors; on the CPU a private mapping of its file, whose pages the system shares and
-        drops."""
-        layout = self._model.bundle.model_layout
-        vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
-        vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
-        return [
-            vector[start : start + spec.elements].view(spec.shape).to(self._model.device)
-            for spec, start in layout.placed()
-        ]
 
     def _checkpoint(
         self, path: Path, every_s: float, round_number: int, model: Manifest, notice: Notice

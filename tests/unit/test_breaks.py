@@ -20,6 +20,7 @@ SUBJECTS = {
     "ledger",
     "masks",
     "noise",
+    "own_models",
     "policy",
     "release_groups",
     "round_models",

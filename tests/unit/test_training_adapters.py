@@ -18,6 +18,7 @@ from silo_agent.service.ports import RoundModel
 from silo_agent.training.data.text_to_sql_data import Example, SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.model import add_adapters, bind, build_model, layout_of
+from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
@@ -148,6 +149,22 @@ def test_adapters_begin_as_no_change_at_all(place: Workplace, tmp_path: Path) ->
 
 
 # --- training and what travels
+
+
+def test_a_personal_model_under_adapters_is_adapters_of_the_same_base(place: Workplace, tmp_path: Path) -> None:
+    newest = handed_out(place, place.models.initial(), tmp_path / "model")
+    own = OwnSettings(method="ditto", epochs=2, learning_rate=1e-2, ditto_lambda=0.1)
+    base, device = base_of(place, tmp_path), DeviceSettings(device="cpu", threads=1)
+    personal = PersonalTrainer(place.bundle, data(), A, device, own, base=base)
+    goal = personal.personal(newest.manifest.digest)
+    out = tmp_path / "own"
+    manifest = personal.train(goal, start=newest, towards=newest, out=out, checkpoint=tmp_path / "checkpoint")
+    manifest.check_layout(place.bundle.layout)  # of the adapters
+    scores = [
+        personal.evaluate(model, same_result=None).loss_per_token
+        for model in (newest, RoundModel(file=out, manifest=manifest))
+    ]
+    assert scores[1] < scores[0]
 
 
 def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -> None:

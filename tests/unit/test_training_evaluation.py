@@ -31,9 +31,11 @@ from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.generation import generated
+from silo_agent.training.model.model import add_adapters, layout_of
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.update.spread import MOST_ALIKE, alike
 from silo_wire.manifest import Manifest, manifest_of
+from silo_wire.plans.adapters import AdaptersSection, adapter_layout
 from silo_wire.plans.plan import PlanBundle
 
 CPU = DeviceSettings(device="cpu", threads=1)
@@ -63,10 +65,23 @@ def models() -> dict[str, T5ForConditionalGeneration]:
     for model, factor in made.values():
         with torch.no_grad():
             model.lm_head.weight[1] *= factor
-    return {name: model for name, (model, _) in made.items()}
+    return {"adapters": adapted_model(), **{name: model for name, (model, _) in made.items()}}
 
 
-@pytest.mark.parametrize("name", ["v1.0", "v1.1", "one layer"])
+def adapted_model() -> T5ForConditionalGeneration:
+    """With adapters at every layer that can have one, which change what it writes."""
+    model = random_model(9)
+    section = AdaptersSection(rank=2, alpha=16, layers=["q", "k", "v", "o", "wi", "wo"])
+    adapters = add_adapters(model, section, adapter_layout(layout_of(model), section))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapters.tensors:
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        model.lm_head.weight[1] *= 5
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["v1.0", "v1.1", "one layer", "adapters"])
 @settings(max_examples=10)
 @given(rows=st.integers(1, 7), length=st.integers(1, 20), limit=st.integers(1, 70), seed=st.integers(0, 10_000))
 def test_lean_greedy_equals_generate(

@@ -8,7 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
-from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.console.metrics import MODEL_SCORES, SCORED_MODELS, SiloMetrics
 from silo_wire.wire_version import OURS
 
 # --- metrics
@@ -40,7 +40,12 @@ def host_metrics_table() -> str:
     return markdown_table(("metric", "type", "labels", "meaning"), rows)
 
 
-OPEN_LABELS: Final = {"silo": ("enrolled silos",), "point": POINTS}
+OPEN_LABELS: Final = {
+    "silo": ("enrolled silos",),
+    "point": POINTS,
+    "model": SCORED_MODELS,
+    "score": MODEL_SCORES,
+}
 """Of series that are there only while a plan lets them be."""
 
 

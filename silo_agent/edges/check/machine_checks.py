@@ -15,6 +15,8 @@ JAIL = "jail of SQL"
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
 """Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
+OWN_MODELS = 3
+"""On disk, beside the plan's initial one: the local and the personal model, and one that is written."""
 FREE_BYTES = 64 << 20
 """On disk, beyond models and updates: the journal, plans, logs of a service manager."""
 
@@ -30,7 +32,9 @@ def check_free_memory(bundle: PlanBundle, free: int) -> str:
     return f"{mebibytes(free)} free, about {mebibytes(needed)} needed"
 
 
-def check_disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free: int) -> str:
+def check_disk(
+    folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free: int, *, own_models: bool = False
+) -> str:
     """Files are written over where they can be, so what is there already needs no more room."""
     needed = FREE_BYTES
     if bundle is not None:
@@ -39,8 +43,10 @@ def check_disk(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, 
         updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
-        there = sum(path.stat().st_size for part in (folder.models, folder.updates) for path in part.rglob("*"))
-        needed += max(0, models + updates + residuals + base - there)
+        own = bundle.model_layout.total_bytes + OWN_MODELS * bundle.layout.total_bytes if own_models else 0
+        parts = (folder.models, folder.updates, folder.personal)
+        there = sum(path.stat().st_size for part in parts for path in part.rglob("*"))
+        needed += max(0, models + updates + residuals + base + own - there)
     if free < needed:
         raise misconfigured(
             Mistake.DISK.value, f"{folder.root} has {mebibytes(free)} free, about {mebibytes(needed)} are needed"

@@ -147,7 +147,13 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     given = settings
     await run(
         "disk",
-        lambda: check_disk(folder, given.storage.models_kept, bundle, ground.free_disk(folder.root)),
+        lambda: check_disk(
+            folder,
+            given.storage.models_kept,
+            bundle,
+            ground.free_disk(folder.root),
+            own_models=given.personal.method != "none",
+        ),
         unless="" if enrolled else "the silo's files cannot be used",
     )
     await run("device", lambda: check_device(given.training.device))

@@ -1,12 +1,13 @@
 """What Prometheus sees of one silo. Counters exist at zero from the start; label sets are closed, never a peer's own
 words.
 
-Nothing of the silo's data is in them, nor of what it learnt: what it is at and for how long, what went over the line,
-how often it refused, how its parts of rounds ended, and what they have cost in privacy.
+Nothing of the silo's data is in them: what it is at and for how long, what went over the line, how often it refused,
+how its parts of rounds ended, and what they have cost in privacy. What its models score is told on loopback alone.
 """
 
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,8 @@ ENDS: Final = {
     TRAINING: (Outcome.UPLOADED, Outcome.DECLINED, Outcome.CLOSED),
     EVALUATION: (Outcome.EVALUATED, Outcome.DECLINED, Outcome.CLOSED),
 }
+SCORED_MODELS: Final = ("local", "global", "personal")
+MODEL_SCORES: Final = ("loss_per_token", "exact_match", "execution_match")
 EVENTS_QUEUE, ERRANDS_QUEUE = "events", "errands"
 ACTIVITIES: Final = {activity: activity.name.lower() for activity in Activity}
 _ACTIVITY_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
@@ -98,6 +101,12 @@ class SiloMetrics:
             "lorica_silo_certificate_expiry_timestamp_seconds",
             "When this silo's certificate expires; its agent renews it when a third of its life is left.",
         )
+        self.model_score = gauge(
+            "lorica_silo_model_score",
+            "What the global model that was scored last and this silo's own come to on its held-out questions: loss, "
+            "and shares of right answers. There with [personal] method where [metrics] listen is loopback.",
+            ["model", "score"],
+        )
         self._activity: Activity | None = None
         self._activity_since = 0.0
         for activity in ACTIVITIES.values():
@@ -132,6 +141,16 @@ class SiloMetrics:
         """Of events and errands: asked for at each scrape, in another thread."""
         self.queue.labels(EVENTS_QUEUE).set_function(lambda: waiting()[0])
         self.queue.labels(ERRANDS_QUEUE).set_function(lambda: waiting()[1])
+
+    def model_scores(self, known: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
+        """Of each model, by name: asked for at each scrape, in another thread; NaN where there is none."""
+
+        def look(model: str, score: str) -> float:
+            return known().get(model, {}).get(score, math.nan)
+
+        for model in SCORED_MODELS:
+            for score in MODEL_SCORES:
+                self.model_score.labels(model, score).set_function(partial(look, model, score))
 
     def activity_changed(self, now_at: JournalActivity) -> None:
         if now_at.key is not None:

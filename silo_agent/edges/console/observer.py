@@ -1,5 +1,7 @@
 """`ObserverPort`: a refusal goes into the journal, which `silo-agent status` shows, the metrics and the log."""
 
+from collections.abc import Callable
+
 from lorica_security.errors import LoricaError
 from silo_agent.edges.console.metrics import SiloMetrics
 from silo_agent.edges.disk.round_journal import RoundJournal
@@ -11,8 +13,16 @@ from silo_agent.service.refusals import rule_of
 class SiloObserver:
     """Raises StorageError of the journal."""
 
-    def __init__(self, *, journal: RoundJournal, metrics: SiloMetrics, display: DisplayPort) -> None:
-        self._journal, self._metrics, self._display = journal, metrics, display
+    def __init__(
+        self,
+        *,
+        journal: RoundJournal,
+        metrics: SiloMetrics,
+        display: DisplayPort,
+        beside: Callable[[JournalActivity], None] = lambda activity: None,
+    ) -> None:
+        """`beside` hears of each activity, too."""
+        self._journal, self._metrics, self._display, self._beside = journal, metrics, display, beside
 
     def refused(self, rule: str, detail: str) -> None:
         self._journal.record_refusal(rule, detail)
@@ -24,6 +34,7 @@ class SiloObserver:
 
     def activity(self, activity: JournalActivity) -> None:
         self._metrics.activity_changed(activity)
+        self._beside(activity)
 
     def epsilon(self, *, spent: float, allowed: float) -> None:
         self._metrics.epsilon(spent=spent, allowed=allowed)

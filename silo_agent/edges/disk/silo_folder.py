@@ -72,6 +72,11 @@ class SiloFolder:
         return self.root / "updates"
 
     @property
+    def personal(self) -> Path:
+        """Models of this silo's own and their scores: none of it leaves."""
+        return self.root / "personal"
+
+    @property
     def plans(self) -> Path:
         return self.root / "plans"
 

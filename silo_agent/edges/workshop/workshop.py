@@ -85,7 +85,7 @@ class Workshop:
         """Data read and tokenised, model built; raises DataError, ConfigurationError, MalformedMessage,
         StorageError."""
         self._bundle = self._trainer = None  # two models need not be in memory
-        with _on_records():
+        with on_records():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
             if bundle.plan.releases_of_round:
@@ -123,7 +123,7 @@ class Workshop:
         if bundle.plan.privacy.level == "record":
             largest = trainer.largest_parameter(model_path=model.file, model=model.manifest, model_mark=model.mark)
             self._policy.check_private_model(bundle, largest)
-        with _on_records():
+        with on_records():
             update = trainer.train(
                 round_number=key.round,
                 model_path=model.file,
@@ -185,7 +185,7 @@ class Workshop:
         trainer = self._of(bundle)
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
-        with _on_records():
+        with on_records():
             if target is None:
                 return trainer.evaluate(
                     model_path=model.file,
@@ -247,7 +247,7 @@ def enough_memory() -> Iterator[None]:
 
 
 @contextmanager
-def _on_records() -> Iterator[None]:
+def on_records() -> Iterator[None]:
     """Work on this silo's records with what a plan or a model is. However that ends it, it ends the work alone.
 
     Raises DataError for what nobody foresaw: an agent that ended instead would tell of a record too, and be gone.

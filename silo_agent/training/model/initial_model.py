@@ -32,6 +32,11 @@ def is_from_seed(bundle: PlanBundle) -> bool:
     return bundle.plan.model.source.startswith(SIZE)
 
 
+def seeded_vector(bundle: PlanBundle) -> Iterator[bytes | memoryview]:
+    """The initial model that the plan's seed makes here, as silos are handed it; for a plan that `is_from_seed`."""
+    yield from _handed(bundle, _seeded(bundle))
+
+
 def compare(bundle: PlanBundle, folder: Path | None) -> tuple[str, ...]:
     """Raise unless the plan's initial model is that in `folder`; None: the one that the plan's size and seed make.
 
@@ -72,19 +77,31 @@ def _compare_what_follows(bundle: PlanBundle, copy: ModelFolder | None) -> None:
     plan = bundle.plan
 
     def vector() -> Iterable[bytes | memoryview]:
-        if bundle.base_layout is not None:
-            return seeded_adapters(bundle.layout, plan.seed)
-        return _made_vector(bundle) if copy is None else _read(copy, bundle.layout)
+        if bundle.base_layout is not None or copy is None:
+            return _seeded(bundle)
+        return _read(copy, bundle.layout)
 
     if bundle.base_layout is not None and manifest_of(bundle.layout, vector()).digest != plan.model.initial:
         raise IntegrityError(f"the adapters of plan {plan.name} are not those that its seed makes. {_NOTHING}")
     if plan.wire.model == "bfloat16":
-        handed = manifest_of(bundle.model_layout, map(_in_bfloat16, vector()))
+        handed = manifest_of(bundle.model_layout, _handed(bundle, vector()))
         if handed.digest != plan.initial_model:
             raise IntegrityError(
                 f"plan {plan.name} names {plan.initial_model} for its initial model in bfloat16, which is "
                 f"{handed.digest}. {_NOTHING}"
             )
+
+
+def _handed(bundle: PlanBundle, vector: Iterable[bytes | memoryview]) -> Iterable[bytes | memoryview]:
+    """A float32 vector in the type that the plan's round models travel in."""
+    return map(_in_bfloat16, vector) if bundle.plan.wire.model == "bfloat16" else vector
+
+
+def _seeded(bundle: PlanBundle) -> Iterable[bytes | memoryview]:
+    """What is trained, as float32: adapters where the plan has them, else the whole model."""
+    if bundle.base_layout is not None:
+        return seeded_adapters(bundle.layout, bundle.plan.seed)
+    return _made_vector(bundle)
 
 
 def _made(bundle: PlanBundle) -> Manifest:

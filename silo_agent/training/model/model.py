@@ -30,9 +30,9 @@ from silo_wire.model_folders.t5_config import NO_CONFIGURATION, t5_config
 from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.model_files import CONFIG_FILE
 
-_OUTPUT = "lm_head.weight"
-_PEFT_NAME = ".default."
-"""What PEFT calls the adapter that is added first, in the middle of its parameters' names."""
+OUTPUT_LAYER = "lm_head.weight"
+ADAPTER = "default"
+"""What PEFT calls the adapter that is added first, also in the middle of its parameters' names."""
 T5 = Any
 """A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
 
@@ -89,7 +89,7 @@ def build_model(
             model = T5ForConditionalGeneration(config)
     except NO_CONFIGURATION as error:
         raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {' '.join(str(error).split())}") from error
-    if _OUTPUT in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
+    if OUTPUT_LAYER in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight, device="meta"))
     bind(model, layout)
     _allocate(model, device)
@@ -134,7 +134,7 @@ def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundPa
         parameter.requires_grad_(False)
     inject_adapter_in_model(wanted, model)
     added = {
-        name.replace(_PEFT_NAME, "."): parameter
+        name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }

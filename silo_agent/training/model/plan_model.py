@@ -6,6 +6,7 @@ round model of the plan, or nobody's, and whoever needs one loads it.
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lorica_security.errors import StateError
@@ -16,7 +17,7 @@ from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_vector
 from silo_agent.training.model.vector_file import VectorReader
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Manifest
+from silo_wire.manifest import Layout, Manifest
 from silo_wire.plans.plan import PlanBundle
 
 
@@ -78,4 +79,19 @@ class PlanModel:
         self._loaded = None
 
     def reader(self, path: Path, model: Manifest) -> VectorReader:
-        return VectorReader(path, model, self.bundle.model_layout, self._mark)
+        return VectorReader(path, model, self._layout_of(model), self._mark)
+
+    def mapped(self, path: Path, model: Manifest) -> list[torch.Tensor]:
+        """The model in `path` as tensors; on the CPU a private mapping of its file, whose pages the system shares and
+        drops."""
+        layout = self._layout_of(model)
+        vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
+        vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
+        return [
+            vector[start : start + spec.elements].view(spec.shape).to(self.device) for spec, start in layout.placed()
+        ]
+
+    def _layout_of(self, model: Manifest) -> Layout:
+        """Round models are of the plan's type; models of this silo's own are float32 in any case."""
+        own = self.bundle.layout
+        return own if model.layout_digest == own.digest else self.bundle.model_layout
