@@ -193,7 +193,7 @@ def adapted_value(**changes: Any) -> dict[str, Any]:
     ("training", "says"),
     [
         ({}, "[training] epochs = 1 with [adapters] rank = 2 does not go with secure_aggregation"),
-        ({"epochs": 1, "batch_size": 1}, "set at least 2, or turn secure_aggregation off"),
+        ({"epochs": 1, "batch_size": 1}, "set at least 2, or train to"),
         (
             {"epochs": 2, "overrides": {"silo-01": {"epochs": 1}}},
             "[training.overrides.silo-01] epochs = 1 with [adapters]",

@@ -91,7 +91,7 @@ class Plain:
             sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
         )
         try:
-            model = self._into.made(base, deltas)
+            model = self._into.made(base, deltas, round_number=key.round)
         except (MalformedMessage, ConfigurationError) as error:
             # Finite deltas whose mean or step is not: the longest of them is to blame, and the others can go on.
             longest = max(by_name, key=lambda update: update.delta_norm)
