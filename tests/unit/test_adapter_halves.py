@@ -278,22 +278,36 @@ def test_what_rounding_cuts_off_a_half_waits_for_the_round_that_trains_it_again(
             assert np.array_equal(third[name], second[name])
 
 
+JOINT: dict[str, dict[str, Any]] = {
+    "schedule": {"min_silos": 3},
+    "aggregation": {
+        "secure_aggregation": True, "weighting": "equal", "max_weight": 1.0, "max_delta_norm": 0.0, "delta_bound": 1.0,
+    },
+    "privacy": {"noise": "joint", "answer_after_s": 1.0},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("train", ["b", "alternate"])
-def test_private_training_moves_what_the_round_trains(train: str, made: Mapping[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", ["own", "joint"])
+def test_private_training_moves_what_the_round_trains(
+    train: str, noise: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """By noise of the silo's own, which is on all that is trained, or by a sum of gradients in whole numbers."""
     place = place_of(made, train, tmp_path)
-    privacy = {
-        "level": "record", "noise_multiplier": 1.0, "steps": 1, "expected_batch_size": 2, "nominal_records": 4,
-        "max_noise_to_signal": 1e6, "target_epsilon": 1000.0,
-    }  # fmt: skip
     values = place.bundle.plan.model_dump(mode="json")
     values["training"] |= {"epochs": 1, "dropout": 0.0, "max_grad_norm": 1.0}
     values["evaluation"] |= {"every": 0, "initial": False, "last": False}
-    values["privacy"] |= privacy
+    values["privacy"] |= {
+        "level": "record", "noise_multiplier": 1.0, "steps": 1, "expected_batch_size": 2, "nominal_records": 2,
+        "max_noise_to_signal": 1e6, "target_epsilon": 1000.0,
+    }  # fmt: skip
+    for section, changes in (JOINT if noise == "joint" else {}).items():
+        values[section] |= changes
     bundle = PlanBundle(Plan.model_validate(values), place.bundle.files)
     private = Workplace(place.state, bundle, place.models, place.spools)
     trainer = trainer_of(private, A, tmp_path)
     for number, rests in ROUNDS[:2]:
-        _, delta = trained(trainer, private, place.models.initial(), number, tmp_path)
+        _, delta = trained(trainer, private, model_of_any_b(place), number, tmp_path)
         rests_alone(private, delta, rests if train == "alternate" else "nothing")
 
 
