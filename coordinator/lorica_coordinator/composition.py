@@ -127,6 +127,7 @@ def _aggregator(
         training=bundle.plan.training,
         privacy=bundle.plan.privacy,
         releases=ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(audit)),
+        turns=bundle.turns,
     )
 
 

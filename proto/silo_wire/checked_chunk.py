@@ -41,9 +41,11 @@ from lorica_security.secure_aggregation.model_evidence.evidence import opened as
 from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import CheckableRound, FalseChunk, Pieces, Proof
 from silo_wire.manifest import Layout, Manifest, masked_layout
+from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
 from silo_wire.server_step.server_optimizer import ServerOptimizer, slots
 
@@ -56,12 +58,13 @@ TAIL = "sum of weights"
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
     """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its
-    weights."""
+    weights, and `turns` say what of the model a round leaves as it is."""
 
     optimizer: ServerOptimizer
     layout: Layout
     model_layout: Layout
     nominal_silos: int | None = None
+    turns: Turns = NOTHING_RESTS
 
     @classmethod
     def of(cls, bundle: PlanBundle) -> "StepRule":
@@ -72,6 +75,7 @@ class StepRule:
             layout=bundle.layout,
             model_layout=bundle.model_layout,
             nominal_silos=plan.privacy.nominal_silos if plan.privacy.level == "silo" else None,
+            turns=bundle.turns,
         )
 
     @property
@@ -185,8 +189,10 @@ class CheckedRound:
         mean = torch.empty_like(master)
         with np.errstate(over="ignore"):  # the step tells what leaves float32
             decode(self._mean, words, first, mean.numpy())
+        resting = rule.turns.resting(self._evidence.attempt.round, first, len(words))
         try:
-            apply_mean(master, mean, rule.optimizer, state, step_number=steps + 1, scratch=torch.empty_like(master))
+            with at_rest((master, *state.values()), resting):
+                apply_mean(master, mean, rule.optimizer, state, step_number=steps + 1, scratch=torch.empty_like(master))
         except ConfigurationError as error:
             raise FalseChunk(self._evidence, chunk, MASTER, str(error)) from error
         for name, values in {MASTER: master, **state}.items():

@@ -45,7 +45,7 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     return {
         "schedule": {**about(plan.schedule), "seed": plan.seed},
         "training": about(plan.training, "overrides"),
-        "adapters": about(plan.adapters) if plan.adapters.rank else {"rank": 0},
+        "adapters": {**about(plan.adapters), "train": plan.adapters.train} if plan.adapters.rank else {"rank": 0},
         "wire": about(plan.wire),
         "privacy": about(plan.privacy) if plan.privacy.level != "none" else {"level": "none"},
         "aggregation": about(plan.aggregation, *MASKS),

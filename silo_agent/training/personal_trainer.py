@@ -154,7 +154,7 @@ class PersonalTrainer:
         if goal.section.fedprox_mu:
             model.load(towards.file, towards.manifest)  # which checks the file before it is mapped
         model.load(start.file, start.manifest)
-        model.begin_training()
+        model.begin_training(None)
         layout, examples = self._bundle.layout, self._examples
         identity = training_identity(
             plan=goal.digest,

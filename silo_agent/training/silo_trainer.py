@@ -9,7 +9,7 @@ file the same way.
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -137,19 +137,20 @@ class SiloTrainer:
         TrainingDiverged, TrainingStopped, StorageError where the update cannot be written.
         """
         self._model.load(model_path, model, model_mark)
-        self._model.begin_training()
+        trained = self._model.begin_training(round_number)
+        parameters = list(trained.values())
         if self._plan.joint:
-            return self._gradient_sum(update_path, on_progress=on_progress, should_stop=should_stop)
+            return self._gradient_sum(update_path, parameters, on_progress=on_progress, should_stop=should_stop)
         if self._plan.privacy.level == "record":
-            summary = self._train_privately(on_progress=on_progress, should_stop=should_stop)
+            summary = self._train_privately(parameters, on_progress=on_progress, should_stop=should_stop)
         else:
             summary = train_locally(
                 self._model.t5,
-                self._model.parameters.tensors,
+                parameters,
                 self.encoded("train"),
                 self._section,
                 seed=self._training_seed(round_number),
-                round_parameters=self._model.mapped(model_path, model) if self._section.fedprox_mu else None,
+                round_parameters=(self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None),
                 checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
                 if checkpoint_path
                 else None,
@@ -165,6 +166,7 @@ class SiloTrainer:
             round_model=self._model.reader(model_path, model),
             feedback=Feedback(residuals=residuals, included=included_update),
             spread=self._spread(round_number, summary),
+            resting={spec.name for spec in self._model.parameters.specs} - trained.keys(),
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
 
@@ -174,13 +176,15 @@ class SiloTrainer:
             return None
         return Spread(self._own_key("spread", round_number), own_share(section, summary))
 
-    def _train_privately(self, *, on_progress: Progress, should_stop: Callable[[], bool]) -> TrainingSummary:
+    def _train_privately(
+        self, parameters: Sequence[torch.nn.Parameter], *, on_progress: Progress, should_stop: Callable[[], bool]
+    ) -> TrainingSummary:
         # Here, not above: Opacus takes a second to load, which silos of other plans need not wait for.
         from silo_agent.training.private.private_trainer import schedule_of, train_privately
 
         weight = train_privately(
             self._model.t5,
-            self._model.parameters.tensors,
+            parameters,
             self.encoded("train"),
             self._section,
             schedule_of(self._plan, self._section),
@@ -192,14 +196,19 @@ class SiloTrainer:
         return self._plan.privacy.summary(weight)
 
     def _gradient_sum(
-        self, update_path: Path, *, on_progress: Progress, should_stop: Callable[[], bool]
+        self,
+        update_path: Path,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        on_progress: Progress,
+        should_stop: Callable[[], bool],
     ) -> LocalUpdate:
         """What this silo adds to a joint step, without noise: never to leave before it has that and its masks."""
         # Here, not above: as in `_train_privately`.
         from silo_agent.training.private.joint_gradient import sum_gradients, take_sums, write_sum
         from silo_agent.training.private.private_trainer import schedule_of
 
-        privacy, parameters = self._plan.privacy, self._model.parameters.tensors
+        privacy = self._plan.privacy
         try:
             sum_gradients(
                 self._model.t5,
@@ -212,7 +221,7 @@ class SiloTrainer:
                 should_stop=should_stop,
             )
         finally:
-            sums = take_sums(parameters)
+            sums = take_sums(self._model.parameters.tensors)  # None for those at rest
         written = write_sum(
             update_path,
             self._model.bundle.update_layout,

@@ -25,6 +25,7 @@ VALUES = {
     "schedule.rounds": ROUNDS,
     "schedule.min_silos": len(SILOS),
     "adapters.rank": 2,
+    "adapters.train": "b",
     "training.epochs": 1,
     "training.schema_in_input": "false",
     "training.max_input_tokens": 64,

@@ -72,8 +72,8 @@ def one_number_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each model that the coordinator makes, by a bit or so."""
     honest = NextModel._slabs
 
-    def slabs(self: NextModel, base: Any, deltas: Any) -> Generator[Slab, None, None]:
-        for slab in honest(self, base, deltas):
+    def slabs(self: NextModel, *given: Any) -> Generator[Slab, None, None]:
+        for slab in honest(self, *given):
             values = np.frombuffer(bytes(slab.model), dtype="<f4").copy()
             values[17] = np.nextafter(values[17], np.float32(np.inf))
             yield replace(slab, model=values.tobytes())

@@ -289,6 +289,9 @@ insurer = 16
 "training.epochs" = 1
 "training.schema_in_input" = false
 "training.max_output_tokens" = 24
+[only.fedopt-lorar]
+"adapters.rank" = 2
+"adapters.train" = "b"
 """
 
 

@@ -148,4 +148,5 @@ class Workplace:
             update_dtype=self.bundle.plan.wire.update,
             device=torch.device("cpu"),
             slab_bytes=slab_bytes,
+            turns=self.bundle.turns,
         )

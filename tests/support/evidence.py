@@ -31,7 +31,9 @@ from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import CheckableRound, Pieces, StateManifests
 from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
+from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
 from silo_wire.server_step.server_optimizer import Adagrad, Adam, ServerOptimizer, Sgd, Yogi
 from tests.support.secagg_federation import (
@@ -180,6 +182,7 @@ class Rounds:
     silos: int = 4
     nominal_silos: int | None = None
     kind: type[ManifestSilo] = ManifestSilo
+    turns: Turns = NOTHING_RESTS
     steps: int = 0
     vectors: Vectors = field(init=False)
 
@@ -197,6 +200,7 @@ class Rounds:
             layout=layout,
             model_layout=layout.as_type(self.published),
             nominal_silos=self.nominal_silos,
+            turns=self.turns,
         )
 
     def handed_out(self, master: Tensor) -> Tensor:
@@ -258,7 +262,10 @@ class Rounds:
             name: before.slots[name].clone() if self.steps else torch.full_like(master, fill)
             for name, fill in rule.fills.items()
         }
-        apply_mean(master, mean, rule.optimizer, slots, step_number=self.steps + 1, scratch=torch.empty_like(master))
+        with at_rest((master, *slots.values()), self.turns.resting(number, 0, len(master))):
+            apply_mean(
+                master, mean, rule.optimizer, slots, step_number=self.steps + 1, scratch=torch.empty_like(master)
+            )
         after = Vectors(model=self.handed_out(master), master=master, slots=slots)
         masked = {}
         for name in federation.unmask.survivors:

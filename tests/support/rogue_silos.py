@@ -602,7 +602,7 @@ class Play:
 def make_rogue_template(root: Path) -> FederationTemplate:
     """Four enrolled silos and plans of two rounds of a micro T5: a masked one, a plain one, one that is masked and
     noised, which step by the mean delta, a masked one of adapters that are handed out in bfloat16 and step with
-    momentum, and such a one of three rounds.
+    momentum, and such a one of three rounds in which halves take turns.
     """
     folder = initialise(root)
     values = {
@@ -637,7 +637,7 @@ def make_rogue_template(root: Path) -> FederationTemplate:
         "wire.model": "bfloat16",
         "aggregation.momentum": 0.9,
     }
-    longer = {**adapted, "schedule.rounds": 3}
+    longer = {**adapted, "schedule.rounds": 3, "adapters.train": "alternate", "training.epochs": 1}
     plans = ((MASKED, masked), (PLAIN, values), (NOISED, noised), (ADAPTED, adapted), (LONGER, longer))
     for name, settings in plans:
         create_plan(

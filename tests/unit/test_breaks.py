@@ -12,6 +12,7 @@ BREAKS = all_breaks()
 BY_NAME = {one.name: one for one in BREAKS}
 SUBJECTS = {
     "accounting",
+    "adapters",
     "after_noise",
     "certificates",
     "clipping",

@@ -81,7 +81,7 @@ def trained(silo: int, plan: Plan, training: TrainingSection | None = None, *, u
                 parameter.copy_(parameter.to(torch.bfloat16).float())
     if plan.adapters.rank:
         torch.manual_seed(plan.seed)
-        parameters = list(add_adapters(t5, plan.adapters, adapter_layout(layout_of(t5), plan.adapters)).tensors)
+        parameters = list(add_adapters(t5, plan.adapters, adapter_layout(layout_of(t5), plan.adapters))[0].tensors)
     else:
         parameters = list(t5.parameters())
     before = [parameter.detach().clone() for parameter in parameters]

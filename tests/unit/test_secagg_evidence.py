@@ -30,6 +30,7 @@ from lorica_security.secure_aggregation.silo.party import Demands
 from silo_wire.checkable_round import FalseChunk, StateManifests
 from silo_wire.checked_chunk import MASTER, MODEL, TAIL, CheckedRound
 from silo_wire.manifest import ParameterDtype, manifest_of
+from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.server_step.apply_mean import apply_mean
 from tests.support.evidence import OPTIMIZERS, Made, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import entropy, identities, identity_key, silo_names
@@ -87,6 +88,24 @@ def test_chunks_of_any_size_are_checked_to_the_last_word(
     check = made.check()
     assert {at // chunk_words for at in range(sum(sizes), sum(sizes) + EXTRA_WORDS)} == set(check.tail_chunks)
     assert len(check.chunks) == -(-(sum(sizes) + EXTRA_WORDS) // chunk_words)
+
+
+def test_halves_that_take_turns_are_checked_and_one_that_moved_out_of_turn_is_found() -> None:
+    """Of elements 0 to 20 in chunks of four, 2 to 9 rest in odd rounds and the others in even ones. Whose turn it is
+    silos know by the round's number: a coordinator that takes all steps at once is found out."""
+    turns = Turns(odd=((2, 10),), even=((0, 2), (10, 21)))
+    rounds = Rounds(sizes=(2, 8, 11), silos=3, turns=turns)
+    rounds.next(1).check_all()
+    before = rounds.vectors
+    made = rounds.next(2)
+    made.check_all()
+    for was, found in ((before.master, made.after.master), (before.slots["momentum"], made.after.slots["momentum"])):
+        assert [bool(it) for it in found != was] == [2 <= at < 10 for at in range(21)]
+    for claimed, false in (
+        (Turns(odd=turns.even, even=turns.odd), {0, 1, 2, 3, 4, 5}),
+        (NOTHING_RESTS, {0, 2, 3, 4, 5}),
+    ):
+        assert false_chunks(replace(made, rule=replace(made.rule, turns=claimed))).keys() == false
 
 
 # --- false models

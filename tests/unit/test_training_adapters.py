@@ -87,8 +87,9 @@ def test_what_peft_adds_is_what_the_layout_says(source: Any) -> None:
     layers = ["q", "k", "v", "o", "wo", *(["wi_0", "wi_1"] if source is v1_1 else ["wi"])]
     section = AdaptersSection.model_validate({"rank": RANK, "layers": layers})
     layout = adapter_layout(layout_of(bundle_model), section)
-    adapters = add_adapters(bundle_model, section, layout)
+    adapters, frozen = add_adapters(bundle_model, section, layout)
     assert adapters.specs == layout.tensors
+    assert frozen.tensors == ()
     trained = [parameter for parameter in bundle_model.parameters() if parameter.requires_grad]
     assert {id(one) for one in trained} == {id(one) for one in adapters.tensors}
     assert layout.parameters == sum(parameter.numel() for parameter in trained)

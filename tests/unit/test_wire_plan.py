@@ -194,7 +194,7 @@ def adapted_value(**changes: Any) -> dict[str, Any]:
     ("training", "says"),
     [
         ({}, "[training] epochs = 1 with [adapters] rank = 2 does not go with secure_aggregation"),
-        ({"epochs": 1, "batch_size": 1}, "set at least 2, or turn secure_aggregation off"),
+        ({"epochs": 1, "batch_size": 1}, "set at least 2, or train to"),
         (
             {"epochs": 2, "overrides": {"silo-01": {"epochs": 1}}},
             "[training.overrides.silo-01] epochs = 1 with [adapters]",
@@ -208,6 +208,16 @@ def test_attack_masked_adapters_of_silos_that_may_make_a_single_step(training: d
     assert says in str(caught.value)
     Plan.model_validate(adapted_value(training={"epochs": 2, "overrides": {"silo-01": {"batch_size": 8}}}))
     Plan.model_validate(adapted_value(training=training) | {"aggregation": {}})
+
+
+@pytest.mark.parametrize("adapters", [{"train": "b"}, {"train": "alternate"}])
+def test_masked_adapters_of_which_one_half_is_trained_at_a_time_may_make_a_single_step(
+    adapters: dict[str, str],
+) -> None:
+    """B has a gradient in the first step, and A once B is not zero."""
+    fixed = {"model__fixed": "fa" * 32} if adapters["train"] == "b" else {}
+    plan = Plan.model_validate(adapted_value(training={"epochs": 1}, adapters__train=adapters["train"], **fixed))
+    assert (plan.adapters.train, plan.training.epochs) == (adapters["train"], 1)
 
 
 def test_masked_adapters_with_privacy_of_records_make_the_steps_that_the_plan_says() -> None:

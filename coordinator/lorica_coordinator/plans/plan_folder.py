@@ -75,8 +75,9 @@ def create_plan(
     with files.work_folder(plans, ".new-") as work:
         try:
             made = write_model(source, work, seed)
-            trained = write_adapters(work, made.layout, draft.adapters, seed) if draft.adapters.rank else made
-            names = {*made.files, BASE_LAYOUT_FILE} if draft.adapters.rank else made.files
+            adapters = write_adapters(work, made.layout, draft.adapters, seed) if draft.adapters.rank else None
+            trained = adapters or made
+            names = {*made.files, BASE_LAYOUT_FILE} if adapters else made.files
             model = {
                 "source": source.described,
                 "revision": made.revision,
@@ -85,7 +86,8 @@ def create_plan(
                 "layout": trained.layout.digest,
                 "initial": trained.initial.digest,
                 "initial_bfloat16": _published_in_bfloat16(work / MODEL_FILE, trained.layout),
-                "base": made.initial.digest if draft.adapters.rank else None,
+                "base": made.initial.digest if adapters else None,
+                "fixed": adapters.fixed.digest if adapters and adapters.fixed else None,
                 "files": {file: digest_of((work / file).read_bytes()) for file in sorted(names)},
             }
             plan = checked(Plan, {**values, "model": model}, f"plan {name}")
@@ -184,9 +186,11 @@ def _drafted(
 
 def _draft_model(values: Mapping[str, Any]) -> dict[str, Any]:
     """What stands for the model while a plan's other values are checked."""
-    if not values.get("adapters", {}).get("rank"):
+    adapters = values.get("adapters", {})
+    if not adapters.get("rank"):
         return _NO_MODEL
-    return {**_NO_MODEL, "base": _NOT_YET, "files": {**_NO_FILES, BASE_LAYOUT_FILE: _NOT_YET}}
+    fixed = {"fixed": _NOT_YET} if adapters.get("train") == "b" else {}
+    return {**_NO_MODEL, "base": _NOT_YET, **fixed, "files": {**_NO_FILES, BASE_LAYOUT_FILE: _NOT_YET}}
 
 
 def _values(*, name: str, federation: str, preset: str, seed: int, overrides: Mapping[str, object]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ def _model(model: ModelSection) -> list[str]:
         f"initial = {_toml_value(model.initial)}",
         *([f"initial_bfloat16 = {_toml_value(model.initial_bfloat16)}"] if model.initial_bfloat16 else []),
         *([f"base = {_toml_value(model.base)}"] if model.base else []),
+        *([f"fixed = {_toml_value(model.fixed)}"] if model.fixed else []),
         "",
         *(
             ["# SHA-256 of each file of parameters at the source.", "[model.weights]", *_digests(model.weights), ""]

@@ -64,6 +64,8 @@ MODEL_MEANINGS: Final[dict[str, str]] = {
     "initial_bfloat16": "The same of these parameters as bfloat16, which silos are handed where `wire.model` says so.",
     "base": "Digest of the manifest of the parameters that stay as they are, in a plan with `[adapters]`; else left "
     "out.",
+    "fixed": 'The same of the halves of adapters that the seed makes and nobody trains, where `adapters.train = "b"`; '
+    "else left out.",
     "files": "Digest of each file of the bundle: configuration, tokenizer, layout.",
 }
 

@@ -25,7 +25,9 @@ def scores(
     bundle = coordinator.shelf.bundle(simulated.plan)
     models = coordinator.models(bundle)
     best = round_file(models, simulated.best, work / "scored.model")
-    model = PlanModel(bundle, settings)
+    bases = coordinator.base(bundle)
+    base = None if bases is None else round_file(bases, bases.initial(), work / "base.model")
+    model = PlanModel(bundle, settings, base=base)
     found: dict[str, dict[str, float]] = {}
     for silo, folder in silos.items():
         sources = SiloSources(

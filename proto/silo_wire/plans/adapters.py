@@ -2,13 +2,25 @@
 travel.
 
 A linear layer of weight W, shape (out, in), gets A, shape (rank, in), and B, shape (out, rank), and computes with W +
-alpha / rank x B A. In a plan with adapters `layout.json` is that of A and B alone, and so are models, updates, masks
-and optimizer state. The parameters that stay, the base, are named by a digest of their own and fetched once.
+alpha / rank x B A. In a plan with adapters `layout.json` is that of what travels of A and B, and so are models,
+updates, masks and optimizer state. The parameters that stay, the base, are named by a digest of their own and fetched
+once.
+
+The mean of B times the mean of A is not the mean of B A. `train` says what becomes of that:
+
+    both        A and B are trained in every round, and the mean is off by a mean of products of silos' deltas
+    b           A is what the plan's seed makes and stays; B alone is trained and travels (FFA-LoRA, Sun et al. 2024)
+    alternate   B is trained in rounds of odd numbers, A in the others (RoLoRA, Chen et al. 2024); the half that rests
+                is zero in every delta, and neither its parameters nor their optimizer state move
+
+Of the last two the mean is exact, since B A is linear in the one half that moves.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from lorica_security.console.strict_toml import Section
 from lorica_security.errors import ConfigurationError
@@ -17,7 +29,12 @@ from silo_wire.manifest import Layout, TensorSpec
 AdaptedLayer = Literal["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
 """Linear layers of T5 by the last part of their names: of attention, and of the feed-forward block (v1.1 has wi_0 and
 wi_1)."""
+Train = Literal["both", "b", "alternate"]
+"""Which half of an adapter a round trains."""
+Stretch = tuple[int, int]
+"""Elements of a flat vector, from the first until before the second."""
 _WEIGHT = ".weight"
+_A, _B = ".lora_A", ".lora_B"
 
 
 def _of_attention() -> list[AdaptedLayer]:
@@ -28,6 +45,12 @@ class AdaptersSection(Section):
     rank: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: the whole model is trained
     alpha: Annotated[int, Field(ge=1, le=4096)] = 16
     layers: list[AdaptedLayer] = Field(default_factory=_of_attention, min_length=1)
+    train: Train = "both"
+
+    @model_serializer(mode="wrap")
+    def _as_before_there_was_a_choice(self, dump: SerializerFunctionWrapHandler) -> Mapping[str, Any]:
+        """Without `train` where it is "both": plans that were made before there was a choice keep their digests."""
+        return {key: value for key, value in dump(self).items() if (key, value) != ("train", "both")}
 
     @field_validator("layers")
     @classmethod
@@ -40,6 +63,15 @@ class AdaptersSection(Section):
     def scale(self) -> float:
         """What B A is multiplied by."""
         return self.alpha / self.rank
+
+    @property
+    def fixes_a(self) -> bool:
+        """Whether A is what the plan's seed makes, for good."""
+        return bool(self.rank) and self.train == "b"
+
+    def rests(self, name: str, round_number: int) -> bool:
+        """Whether the parameter `name` is left as it is in this round; the plan and the number alone say it."""
+        return self.train == "alternate" and name.endswith((_A if round_number % 2 else _B) + _WEIGHT)
 
 
 def adapted(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
@@ -58,16 +90,61 @@ def adapted(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
 def adapter_names(weight: str) -> tuple[str, str]:
     """What A and B of a weight are called."""
     layer = weight.removesuffix(_WEIGHT)
-    return f"{layer}.lora_A{_WEIGHT}", f"{layer}.lora_B{_WEIGHT}"
+    return f"{layer}{_A}{_WEIGHT}", f"{layer}{_B}{_WEIGHT}"
 
 
 def adapter_layout(base: Layout, section: AdaptersSection) -> Layout:
-    """The canonical layout of the adapters that `section` gives a model of layout `base`."""
-    tensors = []
-    for tensor in adapted(base, section):
-        (high, wide), (a, b) = tensor.shape, adapter_names(tensor.name)
-        tensors += [TensorSpec(a, (section.rank, wide)), TensorSpec(b, (high, section.rank))]
+    """The canonical layout of what travels of the adapters that `section` gives a model of layout `base`."""
+    halves = _halves_of_b(base, section)
+    return _sorted(halves if section.fixes_a else [*_halves_of_a(base, section), *halves])
+
+
+def fixed_layout(base: Layout, section: AdaptersSection) -> Layout | None:
+    """That of the A that stay what the plan's seed makes; None where there are none."""
+    return _sorted(_halves_of_a(base, section)) if section.fixes_a else None
+
+
+def _halves_of_a(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
+    return [TensorSpec(adapter_names(it.name)[0], (section.rank, it.shape[1])) for it in adapted(base, section)]
+
+
+def _halves_of_b(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
+    return [TensorSpec(adapter_names(it.name)[1], (it.shape[0], section.rank)) for it in adapted(base, section)]
+
+
+def _sorted(tensors: list[TensorSpec]) -> Layout:
     return Layout("float32", tuple(sorted(tensors, key=lambda tensor: tensor.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Which stretches of a plan's flat vector rest in rounds of odd numbers, and which in the others."""
+
+    odd: tuple[Stretch, ...] = ()
+    even: tuple[Stretch, ...] = ()
+
+    @classmethod
+    def of(cls, layout: Layout, section: AdaptersSection) -> "Turns":
+        def resting(round_number: int) -> tuple[Stretch, ...]:
+            return tuple(
+                (start, start + tensor.elements)
+                for tensor, start in layout.placed()
+                if section.rests(tensor.name, round_number)
+            )
+
+        return cls(odd=resting(1), even=resting(2))
+
+    def resting(self, round_number: int, begin: int, elements: int) -> list[slice]:
+        """What of the `elements` from `begin` on rests in this round, counted from `begin`."""
+        end = begin + elements
+        return [
+            slice(max(first, begin) - begin, min(last, end) - begin)
+            for first, last in (self.odd if round_number % 2 else self.even)
+            if first < end and begin < last
+        ]
+
+
+NOTHING_RESTS: Final = Turns()
 
 
 def _layer_of(name: str) -> str:

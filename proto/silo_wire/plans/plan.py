@@ -19,7 +19,7 @@ from lorica_security.console.strict_toml import describe, parse_toml
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, masked_layout
-from silo_wire.plans.adapters import AdaptersSection, adapter_layout
+from silo_wire.plans.adapters import AdaptersSection, Turns, adapter_layout, fixed_layout
 from silo_wire.plans.contradictions.sections import contradictions_of
 from silo_wire.plans.model_files import MOST_BYTES, parsed, refuse_code
 from silo_wire.plans.plan_values import PlanValues
@@ -143,6 +143,16 @@ class PlanBundle:
         """The parameters that stay, in float32, where adapters are trained."""
         return Layout.from_json(self.files[BASE_LAYOUT_FILE]) if BASE_LAYOUT_FILE in self.files else None
 
+    @cached_property
+    def fixed_layout(self) -> Layout | None:
+        """Those of the adapters that the plan's seed makes and nobody trains, in float32, where there are any."""
+        return None if self.base_layout is None else fixed_layout(self.base_layout, self.plan.adapters)
+
+    @cached_property
+    def turns(self) -> Turns:
+        """What of the parameters rests in which round."""
+        return Turns.of(self.layout, self.plan.adapters)
+
     @property
     def whole_layout(self) -> Layout:
         """The parameters of the T5 itself, which config.json makes."""
@@ -151,7 +161,7 @@ class PlanBundle:
     @property
     def parameters_in_memory(self) -> int:
         """Of the model with its adapters."""
-        return self.layout.parameters + (self.base_layout.parameters if self.base_layout else 0)
+        return sum(each.parameters for each in (self.layout, self.base_layout, self.fixed_layout) if each)
 
     @cached_property
     def model_layout(self) -> Layout:

@@ -81,7 +81,10 @@ def _compare_what_follows(bundle: PlanBundle, copy: ModelFolder | None) -> None:
             return _seeded(bundle)
         return _read(copy, bundle.layout)
 
-    if bundle.base_layout is not None and manifest_of(bundle.layout, vector()).digest != plan.model.initial:
+    seeded = [] if bundle.base_layout is None else [(bundle.layout, plan.model.initial)]
+    if bundle.fixed_layout is not None:
+        seeded.append((bundle.fixed_layout, str(plan.model.fixed)))
+    if any(manifest_of(layout, seeded_adapters(layout, plan.seed)).digest != named for layout, named in seeded):
         raise IntegrityError(f"the adapters of plan {plan.name} are not those that its seed makes. {_NOTHING}")
     if plan.wire.model == "bfloat16":
         handed = manifest_of(bundle.model_layout, _handed(bundle, vector()))

@@ -3,14 +3,14 @@
 Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others.
 Parameters are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied:
 transformers ties every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart
-again. Under a plan with adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and they are
-what is bound, loaded and sent.
+again. Under a plan with adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and what is
+trained of them is what is bound, loaded and sent. Where that is B alone, A is what the plan's seed makes, and frozen.
 """
 
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.model.vector_file import VectorReader, blocks
-from silo_wire.manifest import Layout, TensorSpec
+from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.model_folders.t5_config import NO_CONFIGURATION, t5_config
 from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.model_files import CONFIG_FILE
@@ -118,11 +118,13 @@ def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
     return BoundParameters(layout.tensors, tuple(named[tensor.name] for tensor in layout.tensors))
 
 
-def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundParameters:
-    """Freeze `model` and have PEFT add the adapters of `section`, which `layout` names; uninitialised, on the model's
-    device.
+def add_adapters(
+    model: T5, section: AdaptersSection, layout: Layout, fixed: Layout | None = None
+) -> tuple[BoundParameters, BoundParameters]:
+    """Freeze `model` and have PEFT add the adapters of `section`: those that are trained, which `layout` names, and
+    those that are not, which `fixed` names; uninitialised, on the model's device.
 
-    Raises MalformedMessage unless they are exactly those of `layout`.
+    Raises MalformedMessage unless they are exactly those of both layouts.
     """
     # Here, not above: it takes a second to load, which plans without adapters need not wait for.
     from peft import LoraConfig, inject_adapter_in_model
@@ -139,9 +141,34 @@ def add_adapters(model: T5, section: AdaptersSection, layout: Layout) -> BoundPa
         if parameter.requires_grad
     }
     own = Layout("float32", tuple(TensorSpec(name, tuple(added[name].shape)) for name in sorted(added)))
-    if own != layout:
-        raise MalformedMessage(f"plan's [adapters] and layout.json disagree: {_first_difference(own, layout)}")
-    return BoundParameters(layout.tensors, tuple(added[tensor.name] for tensor in layout.tensors))
+    stays = () if fixed is None else fixed.tensors
+    both = Layout("float32", tuple(sorted((*layout.tensors, *stays), key=lambda tensor: tensor.name)))
+    if own != both:
+        raise MalformedMessage(f"plan's [adapters] and layout.json disagree: {_first_difference(own, both)}")
+    for tensor in stays:
+        added[tensor.name].requires_grad_(False)
+    trained, frozen = (
+        BoundParameters(tensors, tuple(added[tensor.name] for tensor in tensors)) for tensors in (layout.tensors, stays)
+    )
+    return trained, frozen
+
+
+def load_fixed(parameters: BoundParameters, layout: Layout, vector: Iterable[memoryview], digest: str) -> None:
+    """Fill what nobody trains from the blocks of `vector`, one a tensor of `layout`.
+
+    Raises IntegrityError where that is not the vector of the manifest `digest`, by which all silos have the same.
+    """
+    made = [np.frombuffer(block, dtype="<f4") for block in vector]
+    found = manifest_of(layout, (values.data.cast("B") for values in made)).digest
+    if found != digest:
+        raise IntegrityError(
+            f"the plan's seed makes the fixed halves of its adapters {found} here, the plan names {digest}: the plan "
+            "was made by another release of torch, or on a processor whose vector instructions differ; run this silo "
+            'where the seed makes the same, or have the operator make a plan whose [adapters] train is "alternate"'
+        )
+    with torch.no_grad():
+        for tensor, values in zip(parameters.tensors, made, strict=True):
+            tensor.copy_(torch.from_numpy(values.copy()).view(tensor.shape))
 
 
 def _first_difference(own: Layout, layout: Layout) -> str:

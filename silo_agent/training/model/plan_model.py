@@ -4,6 +4,7 @@ One silo's agent has one. Where several silos are trained in turn in one process
 round model of the plan, or nobody's, and whoever needs one loads it.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from lorica_security.host.file_mark import FileMark
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
 from silo_agent.training.device import DeviceSettings, chosen_device
-from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_vector
+from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_fixed, load_vector
 from silo_agent.training.model.vector_file import VectorReader
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
+from silo_wire.model_folders.seeded_model import seeded_adapters
 from silo_wire.plans.plan import PlanBundle
 
 
@@ -28,7 +30,8 @@ class PlanModel:
         """`base` is what the plan's adapters are for, where it has adapters.
 
         Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the
-        device, IntegrityError for a damaged base, StateError for one that is not here.
+        device, IntegrityError for a damaged base or fixed halves that the seed makes otherwise here, StateError for a
+        base that is not here.
         """
         self.bundle = bundle
         self.device = chosen_device(settings)
@@ -43,7 +46,10 @@ class PlanModel:
             with VectorReader(base.file, base.manifest, whole, base.mark) as vector:
                 load_vector(self.parameters, vector)
                 vector.checked()
-            self.parameters = add_adapters(self.t5, bundle.plan.adapters, bundle.layout)
+            self.parameters, frozen = add_adapters(self.t5, bundle.plan.adapters, bundle.layout, bundle.fixed_layout)
+            if bundle.fixed_layout is not None:
+                made = seeded_adapters(bundle.fixed_layout, bundle.plan.seed)
+                load_fixed(frozen, bundle.fixed_layout, made, str(bundle.plan.model.fixed))
         config = self.t5.config
         self.tokenizer = TextTokenizer(
             bundle.files,
@@ -74,21 +80,31 @@ class PlanModel:
         ends = [torch.stack(torch.aminmax(parameter.detach())) for parameter in self.t5.parameters()]
         return float(torch.stack(ends).abs().max())
 
-    def begin_training(self) -> None:
-        """From here on the parameters are no round model."""
+    def begin_training(self, round_number: int | None) -> Mapping[str, torch.nn.Parameter]:
+        """From here on the parameters are no round model. Those that this round trains, by name and in order; no others
+        have gradients until the next one begins. Without a round all of them are trained."""
         self._loaded = None
+        trained = {}
+        for spec, parameter in zip(self.parameters.specs, self.parameters.tensors, strict=True):
+            rests = round_number is not None and self.bundle.plan.adapters.rests(spec.name, round_number)
+            parameter.requires_grad_(not rests)
+            if parameter.requires_grad:
+                trained[spec.name] = parameter
+        return trained
 
     def reader(self, path: Path, model: Manifest) -> VectorReader:
         return VectorReader(path, model, self._layout_of(model), self._mark)
 
-    def mapped(self, path: Path, model: Manifest) -> list[torch.Tensor]:
-        """The model in `path` as tensors; on the CPU a private mapping of its file, whose pages the system shares and
-        drops."""
+    def mapped(self, path: Path, model: Manifest, names: Collection[str] | None = None) -> list[torch.Tensor]:
+        """The model in `path` as tensors, or those of `names`; on the CPU a private mapping of its file, whose pages
+        the system shares and drops."""
         layout = self._layout_of(model)
         vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
         vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
         return [
-            vector[start : start + spec.elements].view(spec.shape).to(self.device) for spec, start in layout.placed()
+            vector[start : start + spec.elements].view(spec.shape).to(self.device)
+            for spec, start in layout.placed()
+            if names is None or spec.name in names
         ]
 
     def _layout_of(self, model: Manifest) -> Layout:

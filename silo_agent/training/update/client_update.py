@@ -1,11 +1,11 @@
 """Local model minus round model, on its way into the file that will leave: one pass over blocks that stay in cache.
 
 Each block is read, subtracted, given what earlier rounding cut off, measured, encoded, digested and written before the
-next is looked at.
+next is looked at. What the round did not train is zero, without noise, whatever the silo: a sum of it tells nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +57,10 @@ def write_update(
     round_model: VectorReader,
     feedback: Feedback,
     spread: Spread | None = None,
+    resting: Collection[str] = (),
 ) -> WrittenUpdate:
-    """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`.
+    """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`; zeros for the
+    `resting`, which are named and whose residual is kept for a round that trains them.
 
     Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by
     within their own steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is
@@ -72,14 +74,14 @@ def write_update(
         new_vector_file(path) as writer,
         feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
     ):
-        encode = writer.write if left is None else _bfloat16_encoder(writer, left)
+        encode = _float32_encoder(writer) if left is None else _bfloat16_encoder(writer, left)
         with (
             round_model as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
-            for values, square in _deltas(parameters, layout, reader, earlier, spread):
-                squares.append(square)
-                encode(values)
+            for block in _deltas(parameters, layout, reader, earlier, spread, resting):
+                squares.append(block.square)
+                encode(block)
         written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
         if left is not None:
             left.keep_for(written.manifest.digest)
@@ -102,15 +104,24 @@ def finished(writer: VectorWriter, path: Path, layout: Layout, *, norm: float = 
     return WrittenUpdate(manifest=manifest, norm=norm, mark=mark)
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Of the update, with its squared norm, and the residual of each part of it that rests, which is zero in it."""
+
+    values: FloatBlock
+    square: float
+    resting: Sequence[tuple[FloatBlock, FloatBlock]]
+
+
 def _deltas(
     parameters: BoundParameters,
     layout: Layout,
     round_model: VectorReader,
     residual: ResidualReader | None,
     spread: Spread | None,
-) -> Iterator[tuple[FloatBlock, float]]:
-    """Finite blocks of local - round model + residual, spread, each in the memory of the one before, with their squared
-    norms."""
+    resting: Collection[str],
+) -> Iterator[_Block]:
+    """Finite blocks of local - round model + residual, spread, each in the memory of the one before."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     sizes: FloatBlock = np.empty(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
     starts = dict(layout.placed())
@@ -131,13 +142,17 @@ def _deltas(
             for spec, _, part in parameters.beside(values, begin):
                 spread.over(part, begin + at, spec, starts[spec], noise[at : at + len(part)])
                 at += len(part)
+        rests = [part for spec, _, part in parameters.beside(values, begin) if spec.name in resting] if resting else []
+        kept = [(part, part.copy()) for part in rests]
+        for part in rests:
+            part.fill(0)
         square = squared_norm(values)
         if not math.isfinite(square):
             raise TrainingDiverged(
                 f"delta tensor {_first_not_finite(parameters, values, begin)} has values that are not finite: "
                 "lower learning_rate in the plan"
             )
-        yield values, square
+        yield _Block(values, square, kept)
     round_model.checked()
 
 
@@ -145,12 +160,17 @@ def _first_not_finite(parameters: BoundParameters, values: FloatBlock, begin: in
     return next(spec.name for spec, _, part in parameters.beside(values, begin) if not np.isfinite(part).all())
 
 
-def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[FloatBlock], None]:
+def _float32_encoder(writer: VectorWriter) -> Callable[[_Block], None]:
+    return lambda block: writer.write(block.values)
+
+
+def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[_Block], None]:
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     bits: BitsBlock = np.empty(BLOCK_ELEMENTS, dtype=np.uint16)
 
-    def encode(values: FloatBlock) -> None:
-        """Write `values` as bfloat16; what that cuts off is left in them, and written too."""
+    def encode(block: _Block) -> None:
+        """Write the values as bfloat16; what that cuts off is left in them, and written too."""
+        values = block.values
         rounded = memory[: len(values)]
         round_to_bfloat16(values, rounded)
         np.subtract(values, rounded, out=values)
@@ -160,6 +180,8 @@ def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callabl
             )
         bfloat16_bits(rounded, bits[: len(values)])
         writer.write(bits[: len(values)])
+        for part, carried in block.resting:
+            part[:] = carried
         residual.write(values)
 
     return encode

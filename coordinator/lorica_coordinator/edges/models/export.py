@@ -10,10 +10,11 @@ from pathlib import Path
 
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.vectors import model_file
-from lorica_coordinator.vectors.merged_model import merged_blocks
+from lorica_coordinator.vectors.merged_model import FixedHalves, merged_blocks
 from lorica_coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.host import files
 from silo_wire.canonical import Digest
+from silo_wire.model_folders.seeded_model import seeded_adapters
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
 
@@ -54,8 +55,20 @@ def export_model(
                 vector,
                 bundle.model_layout,
                 bundle.plan.adapters,
+                _fixed(bundle),
             )
             model_file.write(work / MODEL_FILE, bundle.base_layout, whole)
+
+
+def _fixed(bundle: PlanBundle) -> FixedHalves | None:
+    if bundle.fixed_layout is None:
+        return None
+    plan = bundle.plan
+    return FixedHalves(
+        layout=bundle.fixed_layout,
+        blocks=seeded_adapters(bundle.fixed_layout, plan.seed),
+        digest=str(plan.model.fixed),
+    )
 
 
 def _card(bundle: PlanBundle, model: Digest, round_number: int) -> str:

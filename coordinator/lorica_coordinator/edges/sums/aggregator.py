@@ -21,6 +21,7 @@ from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype
 from silo_wire.messages import RoundKey
+from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
@@ -44,7 +45,8 @@ class Aggregator:
 
     `training` is the plan's; only a weighting that needs optimizer steps looks at it. `update_dtype` is the type of the
     committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a `privacy` of level "silo"
-    sums are noised, and what is released of deltas in the clear is entered into `releases`.
+    sums are noised, and what is released of deltas in the clear is entered into `releases`. `turns`, of the plan, say
+    what of the model rests in which round.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Aggregator:
         training: TrainingSection | None = None,
         privacy: PrivacySection | None = None,
         releases: ReleaseLedger | None = None,
+        turns: Turns = NOTHING_RESTS,
     ) -> None:
         slab_bytes = SLAB_BYTES[device.type] if slab_bytes is None else slab_bytes
         if slab_bytes < 4 or slab_bytes % 4:
@@ -69,6 +72,7 @@ class Aggregator:
             device=device,
             slab_elements=slab_bytes // torch.float32.itemsize,
             carries=section.carried,
+            turns=turns,
         )
         self.updates = of_updates(
             section, training, privacy, spools=spools, dtype=_TYPES[update_dtype], into=into, releases=releases

@@ -3,7 +3,7 @@
 A slab is the same part of the base model, of each optimizer slot and of every delta. The deltas of one slab are read
 and added one after the other, so memory is a handful of slabs whatever the number of silos. Reading, arithmetic and
 writing each have a thread, and pass slabs on in that order (slab_buffers.py). Every byte is checked against its digest
-as it is read.
+as it is read. What rests in the round (silo_wire/plans/adapters.py) comes out as it went in, whatever the deltas say.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +20,9 @@ from lorica_coordinator.vectors.slab_buffers import SlabBuffer, SlabBuffers, ahe
 from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import IntegrityError
 from silo_wire.canonical import Digest
+from silo_wire.plans.adapters import Turns
 from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
 from silo_wire.server_step.server_optimizer import ServerOptimizer, slots
 
@@ -104,10 +106,12 @@ class NextModel:
         device: torch.device,
         slab_elements: int,
         carries: Sequence[str] = (),
+        turns: Turns,
     ) -> None:
         self._models = models
         self._optimizer = optimizer
         self.device = device
+        self._turns = turns
         self.slab_elements = slab_elements
         self._fills = {**slots(optimizer), **dict.fromkeys(carries, 0.0)}
 
@@ -116,10 +120,10 @@ class NextModel:
         state = self._models.state(model)
         return BaseModel(self._models.master(model, state), state, self._fills)
 
-    def made(self, base: BaseModel, deltas: Deltas) -> Digest:
-        """The next model, stored with its optimizer state. Raises what `deltas` and ModelStore.add raise; nothing is
-        stored then."""
-        with closing(self._slabs(base, deltas)) as slabs:
+    def made(self, base: BaseModel, deltas: Deltas, *, round_number: int) -> Digest:
+        """The model that this round makes, stored with its optimizer state. Raises what `deltas` and ModelStore.add
+        raise; nothing is stored then."""
+        with closing(self._slabs(base, deltas, round_number)) as slabs:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
             return self._models.add(slabs, slots=names, steps=base.state.steps + 1)
 
@@ -127,14 +131,15 @@ class NextModel:
         """The elements of every slab but the last one."""
         return min(self.slab_elements, base.elements, deltas.most_elements or base.elements)
 
-    def _slabs(self, base: BaseModel, deltas: Deltas) -> Generator[Slab, None, None]:
+    def _slabs(self, base: BaseModel, deltas: Deltas, round_number: int) -> Generator[Slab, None, None]:
         """The new model and its state; each slab is good until the next one is asked for."""
         of_one_slab = 1 + len(base.fills) + self._models.keeps_master
         # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
         elements = self._longest(base, deltas)
         buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self.device)
         reading = ahead(self._read(base, deltas, buffers), buffers.close)
-        with closing(ahead(self._computed(reading, base, deltas, buffers), buffers.close)) as computed:
+        computing = self._computed(reading, base, deltas, buffers, round_number)
+        with closing(ahead(computing, buffers.close)) as computed:
             for done in computed:
                 for buffer in done.buffers:
                     buffer.fetch()
@@ -194,7 +199,9 @@ class NextModel:
         base: BaseModel,
         deltas: Deltas,
         buffers: SlabBuffers,
+        round_number: int,
     ) -> Generator["_Slab", None, None]:
+        begin = 0
         scratch = Scratch.of(self._longest(base, deltas), self.device)
         with closing(read):
             for slab in read:
@@ -203,7 +210,9 @@ class NextModel:
                 state = {name: buffer.values(slab.elements, torch.float32) for name, buffer in slab.state.items()}
                 values = self._values(read, slab.elements, deltas, buffers)
                 memory, number = scratch.first(slab.elements), base.state.steps + 1
-                deltas.step(model, values, self._optimizer, state, number, memory)
+                with at_rest((model, *state.values()), self._turns.resting(round_number, begin, slab.elements)):
+                    deltas.step(model, values, self._optimizer, state, number, memory)
+                begin += slab.elements
                 if slab.published is not None:
                     round_to_bfloat16(model, slab.published.values(slab.elements, torch.bfloat16))
                 for buffer in slab.buffers:

@@ -9,8 +9,8 @@ LEAST_GRAD_NORM = 1e-3
 """Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether
 there is one."""
 LEAST_ADAPTER_EPOCHS = 2
-"""Under masks. B begins at 0, and the gradient of A is 0 in the first step: a silo that makes no other adds nothing to
-any A."""
+"""Under masks, where A and B are trained at once. B begins at 0, and the gradient of A is 0 in the first step: a silo
+that makes no other adds nothing to any A."""
 
 
 def of_masks(plan: PlanValues) -> Iterator[str]:
@@ -67,15 +67,17 @@ def _of_steps_that_tell(plan: PlanValues) -> Iterator[str]:
 
 def _of_a_single_step_of_adapters(plan: PlanValues) -> Iterator[str]:
     """Whatever its batch and its examples, a silo makes a step for each epoch, and may make no other."""
-    if not plan.adapters.rank or plan.privacy.level == "record":  # there all silos make [privacy] steps
+    if not plan.adapters.rank or plan.adapters.train != "both":  # one half is trained at a time, and B first
+        return
+    if plan.privacy.level == "record":  # all silos make [privacy] steps
         return
     for who, work in plan.training.works.items():
         if work.epochs < LEAST_ADAPTER_EPOCHS:
             yield (
                 f"{who} epochs = {work.epochs} with [adapters] rank = {plan.adapters.rank} does not go with "
                 "secure_aggregation: a silo that makes a single optimizer step adds nothing to half of the "
-                f"adapters, where the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or turn "
-                "secure_aggregation off"
+                f"adapters, where the sum is what the other silos add; set at least {LEAST_ADAPTER_EPOCHS}, or train "
+                'to "b" or "alternate", or turn secure_aggregation off'
             )
 
 

@@ -63,7 +63,8 @@ def _of_the_initial_model(plan: PlanValues) -> Iterator[str]:
 
 
 def _of_adapters(plan: PlanValues) -> Iterator[str]:
-    """They have a base, and nothing else has."""
+    """They have a base, and nothing else has; what is fixed of them is named."""
+    section = plan.adapters
     named = {"base": plan.model.base is not None, BASE_LAYOUT_FILE: BASE_LAYOUT_FILE in plan.model.files}
     for what, is_there in named.items():
         if is_there != bool(plan.adapters.rank):
@@ -71,6 +72,23 @@ def _of_adapters(plan: PlanValues) -> Iterator[str]:
                 f"[model] {'has' if is_there else 'lacks'} {what}, [adapters] rank = {plan.adapters.rank}: make a "
                 "new plan with coordinator plan new, where a rank is for good"
             )
+    if (plan.model.fixed is not None) != section.fixes_a:
+        yield (
+            f"[model] {'lacks' if section.fixes_a else 'has'} fixed, [adapters] rank = {section.rank} and train = "
+            f'"{section.train}": make a new plan with coordinator plan new, where train = "b" is for good, and so is '
+            "any other"
+        )
+    if section.rank and section.train == "alternate" and plan.aggregation.reducer == "centred_clipping":
+        yield (
+            '[aggregation] reducer = "centred_clipping" does not go with [adapters] train = "alternate": its centre, '
+            'the last mean, is of the half that rests now; set another reducer, or train to "b" or "both"'
+        )
+    if section.rank and section.train == "alternate" and plan.aggregation.server_optimizer == "adam":
+        yield (
+            '[aggregation] server_optimizer = "adam" does not go with [adapters] train = "alternate", under which each '
+            "half takes every second step: adam's correction of its first steps would count the others too; set it to "
+            '"yogi", "adagrad" or "sgd", or train to "b"'
+        )
 
 
 def _of_the_weighting(plan: PlanValues) -> Iterator[str]:

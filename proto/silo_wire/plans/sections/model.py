@@ -1,8 +1,9 @@
 """`[model]`: which model, by digest of everything that makes it, and the files that a bundle may hold."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from lorica_security.console.strict_toml import Section, ShownText
 from silo_wire.plans.model_files import (
@@ -53,7 +54,13 @@ class ModelSection(Section):
         None  # the same, as bfloat16: what silos are handed where [wire] model says so
     )
     base: DigestText | None = None  # manifest digest of the parameters that stay, where adapters are trained
+    fixed: DigestText | None = None  # the same of the A that the seed makes and nobody trains, where B alone is trained
     files: dict[str, DigestText]
+
+    @model_serializer(mode="wrap")
+    def _as_before_anything_was_fixed(self, dump: SerializerFunctionWrapHandler) -> Mapping[str, Any]:
+        """Without `fixed` where nothing is: plans that were made before it keep their digests."""
+        return {key: value for key, value in dump(self).items() if (key, value) != ("fixed", None)}
 
     @field_validator("files")
     @classmethod

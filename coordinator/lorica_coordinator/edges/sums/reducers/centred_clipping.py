@@ -83,7 +83,7 @@ class CentredClipping:
                 dtype=self._dtype,
                 step=partial(_step, cohort, counted),
             )
-            model = self._into.made(base, deltas)
+            model = self._into.made(base, deltas, round_number=key.round)
         return result_of(model, Outcome.APPLIED, clipped(cohort, counted), cut=[part < 1.0 for part in counted])
 
 

@@ -81,7 +81,7 @@ class Masked:
             weight_sum = ranges.weight_cap * self._nominal_silos
         slab_elements = min(self._into.slab_elements, ranges.elements)
         with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=slab_elements)) as mean:
-            model = self._into.made(base, of_mean(mean))
+            model = self._into.made(base, of_mean(mean), round_number=key.round)
         return replace(told, model=model, outcome=Outcome.APPLIED)
 
     def scored(self, key: RoundKey, base_model: Digest, committed: MaskedSum) -> AggregationResult:

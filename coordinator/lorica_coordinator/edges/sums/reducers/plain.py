@@ -119,7 +119,7 @@ class Plain:
             sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
         )
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas)
+            model = self._into.made(base, deltas, round_number=key.round)
         return result_of(model, Outcome.APPLIED, cohort)
 
 

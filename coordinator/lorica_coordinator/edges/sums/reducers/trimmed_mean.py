@@ -73,7 +73,7 @@ class TrimmedMean:
             most_elements=slab_elements,
         )
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas)
+            model = self._into.made(base, deltas, round_number=key.round)
         return result_of(model, Outcome.APPLIED, cohort)
 
     def _trimmed(self, silos: int) -> int:
