@@ -38,6 +38,8 @@ from silo_agent.edges.disk.silo_folder import silo_folder
 
 if TYPE_CHECKING:
     from silo_agent.edges.keys.key_store import SiloCredentials
+    from silo_agent.rounds.events import SavedUpdate
+    from silo_wire.plans.plan import PlanBundle
 
 
 class LogLevel(Enum):
@@ -180,6 +182,8 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     from lorica_security.host.process_lock import holder
     from silo_agent.edges.accounts.privacy_ledger import guard_of
     from silo_agent.edges.accounts.shared_budget import sharing_of
+    from silo_agent.edges.disk.plan_store import PlanStore
+    from silo_wire.canonical import Digest
     from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
@@ -188,6 +192,8 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     with open_journal(folder, credentials) as journal:
         agent = holder(folder.lock)
         model = journal.last_model()
+        plan = journal.fact("plan")
+        bundle = None if plan is None else PlanStore(folder.plans).load(Digest(plan))
         facts = {
             "federation": credentials.federation,
             "silo": credentials.silo,
@@ -201,8 +207,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "wire": str(OURS),
             "coordinator_wire_and_version": journal.fact("coordinator_speaks"),
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
-            "plan": journal.fact("plan"),
+            "plan": plan,
             "model": model.model if model else None,
+            "last_loss_reduction": _last_loss_reduction(bundle, journal.saved_update()),
             "privacy_budget": spent_of_allowed(
                 guard_of(folder, credentials, policy, journal, sharing=sharing_of(folder, policy.rules.shared_budget))
             ),
@@ -225,6 +232,19 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     for refusal in refusals:
         at = datetime.fromtimestamp(refusal.unix_s, UTC).isoformat(timespec="seconds")
         print(f"{at} refused by {refusal.rule}: {refusal.detail}")
+
+
+def _last_loss_reduction(bundle: "PlanBundle | None", update: "SavedUpdate | None") -> str | None:
+    """Of the newest update, where the plan weighs by it; its silo alone knows it under masks."""
+    if bundle is None or update is None or update.key.plan != bundle.plan.digest or not bundle.plan.weighted:
+        return None
+    if not update.summary.optimizer_steps:  # of a closing round, in which nobody trains
+        return None
+    told = f"{update.summary.loss_reduction:.4g} in round {update.key.round}"
+    if not bundle.plan.weighs_nothing(update.summary):
+        return told
+    least = "as little as the plan allows" if bundle.plan.aggregation.secure_aggregation else "nothing"
+    return f"{told}: the loss did not fall, so that this silo's update weighs {least}"
 
 
 def _validity_problem(credentials: "SiloCredentials") -> str | None:

@@ -230,6 +230,20 @@ def test_a_dry_run_names_who_would_refuse_after_telling_the_rest(
     assert shown.endswith("; ".join(told["problems"]))
 
 
+def test_a_dry_run_names_the_silo_that_would_log_too_few_losses_to_weigh_by(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    values = settings(**{"training.loss_reduction": "logged", "training.loss_log_steps": 2, "evaluation.every": 0})
+    networked.coordinator("plan", "new", "logged", "--size", "micro", *values)
+    few = tmp_path / "few"
+    shutil.copytree(silos, few)
+    keep_first(few / "clinic" / "train.jsonl", 16)
+    code, _, told = dry_run(networked.plans / "logged", few, tmp_path / "out")
+    assert code == 1
+    (problem,) = told["problems"]
+    assert problem.startswith("silo clinic does not take part: this silo would log 1 of at least 3 losses a round")
+
+
 def test_a_dry_run_measures_private_training_and_tells_its_epsilon(
     networked: Federation, silos: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def train_undisturbed(
         examples,
         section,
         seed=seed,
+        sample=None,
         round_parameters=round_parameters,
         checkpoint=None,
         on_progress=lambda fraction, loss: None,

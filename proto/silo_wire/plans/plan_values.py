@@ -15,6 +15,7 @@ from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable
+from silo_wire.weightings.weighting import Told
 
 
 class PlanValues(Section):
@@ -104,3 +105,23 @@ class PlanValues(Section):
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
         return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
+
+    def weighs_nothing(self, told: Told) -> bool:
+        """Whether a silo that tells this has no weight. Under masks it has the least that the plan allows."""
+        return not self.aggregation.weighs.raw_weight(told) > 0.0
+
+    @property
+    def evaluates_losses(self) -> bool:
+        """Whether local training takes the loss of a sample before and after, for the weight alone.
+
+        Private training has a way of its own, which counts every record.
+        """
+        return self._weighs_by("evaluated")
+
+    @property
+    def logs_losses(self) -> bool:
+        """Whether updates weigh by losses that local training logs."""
+        return self._weighs_by("logged", "as_published")
+
+    def _weighs_by(self, *measures: str) -> bool:
+        return self.weighted and self.privacy.level != "record" and self.training.loss_reduction in measures

@@ -244,6 +244,13 @@ class RoundWork:
                 loss_reduction=trained.summary.loss_reduction,
                 seconds=trained.summary.seconds,
             )
+        if bundle.plan.weighs_nothing(trained.summary):
+            least = "as little as the plan allows" if bundle.plan.aggregation.secure_aggregation else "nothing"
+            self._display.note(
+                "no-loss-reduction",
+                round=order.key.round,
+                detail=f"the loss did not fall, so that this silo's update weighs {least}",
+            )
         return Trained(
             SavedUpdate(
                 key=order.key,
