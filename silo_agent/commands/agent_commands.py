@@ -209,7 +209,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
             "plan": plan,
             "model": model.model if model else None,
-            "last_loss_reduction": _last_loss_reduction(bundle, journal.saved_update()),
+            "last_loss_reduction": last_loss_reduction(bundle, journal.saved_update()),
             "privacy_budget": spent_of_allowed(
                 guard_of(folder, credentials, policy, journal, sharing=sharing_of(folder, policy.rules.shared_budget))
             ),
@@ -234,17 +234,14 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
         print(f"{at} refused by {refusal.rule}: {refusal.detail}")
 
 
-def _last_loss_reduction(bundle: "PlanBundle | None", update: "SavedUpdate | None") -> str | None:
+def last_loss_reduction(bundle: "PlanBundle | None", update: "SavedUpdate | None") -> str | None:
     """Of the newest update, where the plan weighs by it; its silo alone knows it under masks."""
     if bundle is None or update is None or update.key.plan != bundle.plan.digest or not bundle.plan.weighted:
         return None
     if not update.summary.optimizer_steps:  # of a closing round, in which nobody trains
         return None
-    told = f"{update.summary.loss_reduction:.4g} in round {update.key.round}"
-    if not bundle.plan.weighs_nothing(update.summary):
-        return told
-    least = "as little as the plan allows" if bundle.plan.aggregation.secure_aggregation else "nothing"
-    return f"{told}: the loss did not fall, so that this silo's update weighs {least}"
+    why = bundle.plan.no_weight(update.summary)
+    return f"{update.summary.loss_reduction:.4g} in round {update.key.round}{f': {why}' if why else ''}"
 
 
 def _validity_problem(credentials: "SiloCredentials") -> str | None:

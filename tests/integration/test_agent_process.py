@@ -195,6 +195,7 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
 
     status_text = silo_agent("status", *directory).stdout
     assert "not running" in status_text
+    assert f"last loss reduction      {update.header.summary.loss_reduction:.4g} in round 1" in status_text
     assert "round 1 attempt 1 training: uploaded" in status_text
     assert "round 1 attempt 1 evaluation: evaluated" in status_text
 

@@ -23,6 +23,7 @@ from silo_agent.training.local_trainer import train_locally
 from silo_agent.training.loss_log import LEAST_LOSSES, LossLog, logged_losses, require_losses
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, drawn_sample, sample_loss
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.update.masked_vector import own_weight
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.training import TrainingSection
@@ -413,3 +414,17 @@ def test_a_private_plan_logs_no_losses() -> None:
         ValueError, match=r'\[training\] loss_reduction = "logged" does not go with \[privacy\] level = "record"'
     ):
         small_bundle(privacy=private, training={"dropout": 0.0, "loss_reduction": "logged"})
+
+
+# ---- no weight -------------------------------------------------------------------------------------------------------
+
+
+def test_under_masks_who_reduces_nothing_weighs_the_least_that_the_plan_allows() -> None:
+    nothing = TrainingSummary(
+        examples=10, loss_max=2.0, loss_min=2.0, loss_first=2.0, loss_last=3.0, optimizer_steps=4, seconds=1.0
+    )
+    masked, plain, by_size = (small_bundle(**it).plan for it in (MASKED, {}, {"aggregation": {"weighting": "size"}}))
+    assert own_weight(masked.aggregation, nothing) == masked.aggregation.least_weight == 1.0
+    assert masked.no_weight(nothing).endswith("weighs as little as the plan allows")
+    assert plain.no_weight(nothing).endswith("weighs nothing")
+    assert by_size.no_weight(nothing) == plain.no_weight(replace(nothing, loss_min=1.9)) == ""

@@ -106,9 +106,12 @@ class PlanValues(Section):
         """Whether updates weigh by the loss reduction of their silo."""
         return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
 
-    def weighs_nothing(self, told: Told) -> bool:
-        """Whether a silo that tells this has no weight. Under masks it has the least that the plan allows."""
-        return not self.aggregation.weighs.raw_weight(told) > 0.0
+    def no_weight(self, told: Told) -> str:
+        """What the people of a silo that tells this should know where its update has no weight; else ""."""
+        if self.aggregation.weighs.raw_weight(told) > 0.0:
+            return ""
+        least = "as little as the plan allows" if self.aggregation.secure_aggregation else "nothing"
+        return f"the loss did not fall, so that this silo's update weighs {least}"
 
     @property
     def evaluates_losses(self) -> bool:

@@ -244,13 +244,8 @@ class RoundWork:
                 loss_reduction=trained.summary.loss_reduction,
                 seconds=trained.summary.seconds,
             )
-        if bundle.plan.weighs_nothing(trained.summary):
-            least = "as little as the plan allows" if bundle.plan.aggregation.secure_aggregation else "nothing"
-            self._display.note(
-                "no-loss-reduction",
-                round=order.key.round,
-                detail=f"the loss did not fall, so that this silo's update weighs {least}",
-            )
+        if why := bundle.plan.no_weight(trained.summary):
+            self._display.note("no-loss-reduction", round=order.key.round, detail=why)
         return Trained(
             SavedUpdate(
                 key=order.key,
