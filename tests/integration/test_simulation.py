@@ -136,10 +136,9 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
     for name, points in went_on.losses.items():
         facts = [silo for row in went_on.rows for silo in row.silos if silo.silo == name and silo.examples]
         assert points[-1][0] % ROUNDS == 0, "each round has as many steps"
-        assert max(loss for _, loss in points) >= max(silo.loss_max for silo in facts) - 1e-4, (
-            "which is of several steps"
-        )
-        assert min(loss for _, loss in points) <= min(silo.loss_min for silo in facts) + 1e-4
+        # Those of steps, with dropout; what the federation is told is evaluated, before the first and after the last.
+        assert points[0][1] == pytest.approx(facts[0].loss_max, rel=0.1)
+        assert min(silo.loss_min for silo in facts) < points[-1][1] < points[0][1]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
