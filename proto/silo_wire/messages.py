@@ -58,7 +58,11 @@ class RoundKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSummary:
-    """How local training went. `loss_max - loss_min` is the loss reduction of Zhang et al. 2023, never negative."""
+    """How local training went. `loss_max - loss_min` is the loss reduction of Zhang et al. 2023, never negative.
+
+    Of an evaluated one `loss_first` is the loss at the round model and `loss_last` that at the local model; it is 0
+    where the loss rose. Of a logged one they are the first and the last that was logged.
+    """
 
     examples: int
     loss_max: float

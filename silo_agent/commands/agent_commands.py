@@ -38,6 +38,8 @@ from silo_agent.edges.disk.silo_folder import silo_folder
 
 if TYPE_CHECKING:
     from silo_agent.edges.keys.key_store import SiloCredentials
+    from silo_agent.rounds.events import SavedUpdate
+    from silo_wire.plans.plan import PlanBundle
 
 
 class LogLevel(Enum):
@@ -180,8 +182,10 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     from lorica_security.host.process_lock import holder
     from silo_agent.edges.accounts.privacy_ledger import guard_of
     from silo_agent.edges.accounts.shared_budget import sharing_of
+    from silo_agent.edges.disk.plan_store import PlanStore
     from silo_agent.edges.personal.own_scores import own_scores
     from silo_agent.edges.personal.shown import own_models_facts, own_models_lines
+    from silo_wire.canonical import Digest
     from silo_wire.wire_version import OURS
 
     folder = silo_folder(directory)
@@ -190,6 +194,8 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     with open_journal(folder, credentials) as journal:
         agent = holder(folder.lock)
         model = journal.last_model()
+        plan = journal.fact("plan")
+        bundle = None if plan is None else PlanStore(folder.plans).load(Digest(plan))
         facts = {
             "federation": credentials.federation,
             "silo": credentials.silo,
@@ -203,8 +209,9 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
             "wire": str(OURS),
             "coordinator_wire_and_version": journal.fact("coordinator_speaks"),
             "activity": (journal.fact("activity") or "starting") if agent else "not running",
-            "plan": journal.fact("plan"),
+            "plan": plan,
             "model": model.model if model else None,
+            "last_loss_reduction": last_loss_reduction(bundle, journal.saved_update()),
             "privacy_budget": spent_of_allowed(
                 guard_of(folder, credentials, policy, journal, sharing=sharing_of(folder, policy.rules.shared_budget))
             ),
@@ -230,6 +237,16 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     for refusal in refusals:
         at = datetime.fromtimestamp(refusal.unix_s, UTC).isoformat(timespec="seconds")
         print(f"{at} refused by {refusal.rule}: {refusal.detail}")
+
+
+def last_loss_reduction(bundle: "PlanBundle | None", update: "SavedUpdate | None") -> str | None:
+    """Of the newest update, where the plan weighs by it; its silo alone knows it under masks."""
+    if bundle is None or update is None or update.key.plan != bundle.plan.digest or not bundle.plan.weighted:
+        return None
+    if not update.summary.optimizer_steps:  # of a closing round, in which nobody trains
+        return None
+    why = bundle.plan.no_weight(update.summary)
+    return f"{update.summary.loss_reduction:.4g} in round {update.key.round}{f': {why}' if why else ''}"
 
 
 def _validity_problem(credentials: "SiloCredentials") -> str | None:

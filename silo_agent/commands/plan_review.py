@@ -138,10 +138,15 @@ def _training(plan: Plan) -> Iterator[str]:
         yield from _outside(f"{COMMON} dropout", training.dropout, (0.0, 0.5))
     yield from _outside(f"{COMMON} max_input_tokens", training.max_input_tokens, (16, 4096))
     yield from _outside(f"{COMMON} max_output_tokens", training.max_output_tokens, (8, 4096))
-    if training.loss_log_steps > 100 and plan.weighted:
+    if training.loss_log_steps > 100 and plan.logs_losses:
         yield (
-            f"{COMMON} loss_log_steps = {training.loss_log_steps}: a silo with fewer optimizer steps logs one loss, "
-            "has no loss reduction and weighs the least"
+            f"{COMMON} loss_log_steps = {training.loss_log_steps}: a silo of as few optimizer steps logs fewer than "
+            "three losses, by which it would weigh, and does not take part"
+        )
+    if training.loss_reduction == "as_published" and plan.weighted:
+        yield (
+            f'{COMMON} loss_reduction = "as_published": weights follow from how many batches an epoch leaves over; it '
+            "is for who repeats the study of Zhang et al. 2023"
         )
 
 

@@ -33,7 +33,7 @@ from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
 
-FORMAT = 1
+FORMAT = 2
 """To be raised with the file's layout, and when local training comes to other bits from the same plan and data."""
 BLOCK_BYTES = 4 << 20
 _METADATA, _CONTENT, _DIGEST = "__metadata__", "checkpoint", "digest"

@@ -3,9 +3,11 @@
 An effective batch is `gradient_accumulation` batches; what is left of them at an epoch's end makes a smaller effective
 batch of its own. The gradient is that of the mean over all target tokens of the effective batch, whatever its size, so
 accumulation equals one large batch and nothing is inflated. FedProx's term enters the gradient, before clipping, and no
-loss. A logged loss is the mean over all target tokens seen since the last one, logged every `loss_log_steps` optimizer
-steps and after the last step (that window may be shorter); the loss reduction is max minus min of them (DESIGN section
-3).
+loss.
+
+The loss reduction is what the loss of one sample of examples fell by, from the round model to the local one, and 0
+where it rose (loss_reduction.py). Where a plan takes logged losses instead it is max minus min of these (loss_log.py):
+each is the mean over all target tokens of its window, and the last window ends with the last step.
 """
 
 import math
@@ -21,6 +23,7 @@ from silo_agent.training.device import autocast
 from silo_agent.training.draws import Seed, begin_all, begun
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.loss_log import LossLog
+from silo_agent.training.loss_reduction import sample_loss
 from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
@@ -38,6 +41,7 @@ def train_locally(
     section: TrainingSection,
     *,
     seed: Seed,
+    sample: Sequence[int] | None,
     round_parameters: Sequence[torch.Tensor] | None,
     checkpoint: CheckpointFile | None,
     on_progress: Progress,
@@ -47,12 +51,14 @@ def train_locally(
     """Train `model` in place on all of `examples` for `section.epochs`; the epochs that `checkpoint` holds are not
     repeated.
 
-    `parameters` are the model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx
-    alone. Data order and dropout depend on `seed` and nothing else; the process's random state is left as it was.
-    Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not
-    finite.
+    `sample`: the examples whose loss is evaluated before and after; None where losses are logged. `parameters` are the
+    model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone. Data order and
+    dropout depend on `seed` and nothing else; the process's random state is left as it was. Raises TrainingStopped soon
+    after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
     """
     began = clock()
+    # Of the round model, therefore before a checkpoint takes its place.
+    before = None if sample is None else sample_loss(model, examples, sample, section, should_stop=should_stop)
     device = parameters[0].device
     generator = begun(torch.Generator(), seed)
     optimizer = local_optimizer(section, parameters)
@@ -82,7 +88,15 @@ def train_locally(
                     settings["lr"] = section.learning_rate * factor
                 optimizer.step()
                 step += 1
-                log.add(loss_sum, tokens)
+                if section.loss_reduction == "as_published":
+                    log.add_as_published(
+                        loss_sum / tokens,
+                        batches=len(group),
+                        of=len(batches),
+                        accumulation=section.gradient_accumulation,
+                    )
+                else:
+                    log.add(loss_sum, tokens)
                 on_progress(step / steps, loss_sum / tokens)
             epoch += 1
             if checkpoint is not None and epoch < section.epochs:
@@ -98,13 +112,19 @@ def train_locally(
                     )
                 )
     optimizer.zero_grad()
-    log.close()
+    if section.loss_reduction != "as_published":
+        log.close()
+    first, last = log.losses[0], log.losses[-1]
+    largest, least = max(log.losses), min(log.losses)
+    if sample is not None and before is not None:
+        first, last = before, sample_loss(model, examples, sample, section, should_stop=should_stop)
+        largest, least = first, min(first, last)
     return TrainingSummary(
         examples=len(examples),
-        loss_max=max(log.losses),
-        loss_min=min(log.losses),
-        loss_first=log.losses[0],
-        loss_last=log.losses[-1],
+        loss_max=largest,
+        loss_min=least,
+        loss_first=first,
+        loss_last=last,
         optimizer_steps=step,
         seconds=earlier_s + clock() - began,
     )

@@ -171,6 +171,7 @@ class PersonalTrainer:
                 examples,
                 goal.section,
                 seed=_seed(goal),
+                sample=None,
                 round_parameters=model.mapped(towards.file, towards.manifest) if goal.section.fedprox_mu else None,
                 checkpoint=CheckpointFile(checkpoint, identity, update_bytes=layout.total_bytes, notice=on_notice),
                 on_progress=lambda fraction, loss: None,

@@ -32,6 +32,7 @@ from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
+from silo_agent.training.loss_reduction import MOST_EXAMPLES, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.masked_vector import own_share
@@ -149,7 +150,8 @@ class SiloTrainer:
                 parameters,
                 self.encoded("train"),
                 self._section,
-                seed=self._training_seed(round_number),
+                seed=self._own_seed("train", round_number),
+                sample=self._loss_sample(round_number),
                 round_parameters=(self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None),
                 checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
                 if checkpoint_path
@@ -331,12 +333,25 @@ class SiloTrainer:
         chosen: list[int] = torch.randperm(count, generator=generator)[:most].tolist()
         return chosen
 
-    def _training_seed(self, round_number: int) -> Seed:
+    def _loss_sample(self, round_number: int) -> list[int] | None:
+        """Drawn for the round. Where no loss is evaluated, None."""
+        if not self._plan.evaluates_losses:
+            return None
+        return drawn_sample(len(self.encoded("train")), self._own_seed("loss", round_number))
+
+    @property
+    def loss_batches(self) -> int:
+        """Batches of one evaluation of the loss in a round's training, of which there are two; 0 without one."""
+        if not self._plan.evaluates_losses:
+            return 0
+        return -(-min(len(self.encoded("train")), MOST_EXAMPLES) // self._section.batch_size)
+
+    def _own_seed(self, purpose: str, round_number: int) -> Seed:
         """Under masks nobody but this silo knows it: who does can try out what a guessed record would change in the
         delta."""
         if not self._plan.aggregation.secure_aggregation:
-            return self._seed("train", round_number)
-        return self._own_key("train", round_number)
+            return self._seed(purpose, round_number)
+        return self._own_key(purpose, round_number)
 
     def _own_key(self, purpose: str, round_number: int) -> bytes:
         """32 bytes that only this silo knows, and that a training which is done again has again."""

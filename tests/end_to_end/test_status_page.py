@@ -21,7 +21,6 @@ VALUES = {
     "training.epochs": 2,
     "training.batch_size": 4,
     "training.gradient_accumulation": 1,
-    "training.loss_log_steps": 1,
     "training.schema_in_input": "false",
     "training.max_input_tokens": 32,
     "training.max_output_tokens": 16,

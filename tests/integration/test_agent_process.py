@@ -195,6 +195,7 @@ async def test_a_silos_day(peer: FederationPeer, silo: SiloFolder, tmp_path: Pat
 
     status_text = silo_agent("status", *directory).stdout
     assert "not running" in status_text
+    assert f"last loss reduction      {update.header.summary.loss_reduction:.4g} in round 1" in status_text
     assert "round 1 attempt 1 training: uploaded" in status_text
     assert "round 1 attempt 1 evaluation: evaluated" in status_text
 
@@ -213,7 +214,7 @@ async def test_check_names_what_fails_and_exits_so(peer: FederationPeer, silo: S
     done = await silo_agent_beside("check", "--data", str(data), "--dir", str(silo.root))
     assert done.returncode == EXIT_CODES[ConfigurationError]
     assert "chmod 600" in done.stdout
-    assert "2 of 21 checks failed: files and permissions, data" in done.stderr
+    assert "2 of 22 checks failed: files and permissions, data" in done.stderr
 
 
 async def test_check_tells_a_tls_intercepting_proxy(peer: FederationPeer, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ PRIVATE = {
     "privacy.steps": 2,
     "aggregation.max_delta_norm": 0.0,
 }
-DIVERGING = {**UNSCORED, "training.learning_rate": 3.0, "training.batch_size": 16, "training.loss_log_steps": 1}
+DIVERGING = {**UNSCORED, "training.learning_rate": 3.0, "training.batch_size": 16}
 HOPELESS = {**UNSCORED, "training.epochs": 1000, "schedule.training_deadline_s": 1.0}
 
 NEEDS_A_GPU = {"federation: Memory of GPUs", "silo: Memory of GPUs"}

@@ -444,6 +444,11 @@ def lines_that_do_not_parse(case: Case) -> None:
         file.write("{broken\n")
 
 
+@makes(Mistake.FEW_LOSSES)
+def examples_for_fewer_losses_than_three(case: Case) -> None:
+    case.offered(training={"loss_reduction": "logged", "loss_log_steps": 1000})
+
+
 @makes(Mistake.UNIT_FIELD)
 def lines_that_do_not_say_whose_they_are(case: Case) -> None:
     values = PRIVATE.plan.model_dump(mode="json")
@@ -654,6 +659,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 21 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 22 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out

@@ -7,6 +7,7 @@ from torch import nn
 
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_trainer import train_locally
+from silo_agent.training.loss_reduction import drawn_sample
 from silo_agent.training.model.model import T5
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
@@ -28,6 +29,7 @@ def train_undisturbed(
         examples,
         section,
         seed=seed,
+        sample=drawn_sample(len(examples), seed) if section.loss_reduction == "evaluated" else None,
         round_parameters=round_parameters,
         checkpoint=None,
         on_progress=lambda fraction, loss: None,

@@ -23,8 +23,9 @@ from silo_agent.settings import Settings
 from silo_wire.canonical import Digest
 from silo_wire.manifest import SCORES_ALONE
 from silo_wire.messages import DeclineReason, Evaluation
-from tests.support.federation_peer import SILO, TestNet
+from tests.support.federation_peer import SILO, TestNet, small_bundle
 from tests.support.hostile_masks import BANK, HostileCoordinator, attacked, evaluation_of
+from tests.support.tiny_t5 import SCHEMA
 from tests.unit.test_agent_round_journal import BUNDLE, DATA, KEY, MODEL, PLAN, UPDATE, opened
 
 NET = TestNet.create()
@@ -48,6 +49,18 @@ def workshop(folder: Path, *, held_out: int, **rules: Any) -> Workshop:
     settings = Settings.model_validate({"data": {"folder": str(folder)}, "policy": rules})
     sources = SiloSources(settings, scratch=folder / "scratch")
     return Workshop(settings=settings, policy=SiloPolicy(rules=settings.policy, silo=SILO), sources=sources)
+
+
+@pytest.mark.parametrize("measure", ["logged", "as_published"])
+def test_a_plan_under_which_this_silo_would_log_too_few_losses_is_refused_before_it_is_ready(
+    tmp_path: Path, measure: str
+) -> None:
+    """Four examples in batches of two are two steps an epoch."""
+    silo = workshop(tmp_path / "data", held_out=1)
+    (tmp_path / "data" / "schema.json").write_bytes(replace(SCHEMA, db_id="clinic").to_json())
+    training = {"epochs": 1, "batch_size": 2, "loss_reduction": measure}
+    with pytest.raises(DataError, match=r"would log 2 of at least 3 losses a round on its 4 training examples"):
+        silo.prepare(small_bundle(training=training), None)
 
 
 class Questions:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from lorica_security.errors import Conflict, DataError, LoricaError, StateError, WrongTime
 from lorica_security.on_disk.log_file import AuditLog
+from silo_agent.commands.agent_commands import last_loss_reduction
 from silo_agent.edges.accounts.audit_log import audit_log
 from silo_agent.edges.accounts.privacy_ledger import guard_of
 from silo_agent.edges.console.metrics import SiloMetrics
@@ -91,6 +92,7 @@ class ByteTrainer:
         self.go = threading.Event()
         self.began = threading.Event()
         self.gave_up = threading.Event()
+        self.loss_last = 1.0
         self.unusable_data: LoricaError | None = None
         self.failure: LoricaError | None = None
 
@@ -126,7 +128,13 @@ class ByteTrainer:
         progress(1.0)
         self.trained.append(key)
         summary = TrainingSummary(
-            examples=9, loss_max=3.0, loss_min=1.0, loss_first=3.0, loss_last=1.0, optimizer_steps=7, seconds=2.0
+            examples=9,
+            loss_max=3.0,
+            loss_min=min(self.loss_last, 3.0),
+            loss_first=3.0,
+            loss_last=self.loss_last,
+            optimizer_steps=7,
+            seconds=2.0,
         )
         return TrainedUpdate(manifest=manifest_of(bundle.layout, [delta], 1024), summary=summary)
 
@@ -308,6 +316,29 @@ async def test_steps_of_training_are_told_where_a_number_of_records_may_be(
         silo.trainer.go.set()
         await peer.until(lambda: any(update.committed for update in peer.updates.values()))
     assert {fraction for _, phase, fraction in peer.progress if phase == "training"} == told
+
+
+@pytest.mark.parametrize(
+    ("weighting", "last", "told", "noted"),
+    [
+        ("lorar", 1.0, "2 in round 1", []),
+        ("lorar", 4.0, "0 in round 1: the loss did not fall, so that this silo's update weighs nothing", [1]),
+        ("size", 4.0, None, []),
+    ],
+)
+async def test_a_silos_people_are_told_what_its_loss_fell_by_and_where_it_did_not(
+    peer: FederationPeer, silo: Silo, weighting: str, last: float, told: str | None, noted: list[int]
+) -> None:
+    bundle = small_bundle(aggregation={"weighting": weighting})
+    key, model = replace(KEY, plan=bundle.plan.digest), peer.offer(bundle, DATA)
+    silo.trainer.loss_last = last
+    async with silo.running():
+        await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
+        await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+    assert [note["round"] for note in silo.notes.of("no-loss-reduction")] == noted
+    assert last_loss_reduction(bundle, silo.journal.saved_update()) == told
+    other = small_bundle(seed=1)
+    assert last_loss_reduction(other, silo.journal.saved_update()) is None, "of another plan it tells nothing"
 
 
 async def test_the_same_order_after_a_reconnection_trains_once(peer: FederationPeer, silo: Silo) -> None:

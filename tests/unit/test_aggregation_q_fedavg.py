@@ -126,9 +126,9 @@ def test_a_power_that_leaves_a_round_to_one_silo_is_named_as_unusual() -> None:
         (FAIR | {"fairness": 11.0}, {}, "fairness"),
         (
             FAIR,
-            {"training": {"loss_log_steps": 4}},
-            r'loss_log_steps = 4 does not go with \[aggregation\] weighting = "q_fedavg", which takes the first loss '
-            "that is logged for the loss at the round model: set it to 1",
+            {"training": {"loss_reduction": "logged"}},
+            r'loss_reduction = "logged" does not go with \[aggregation\] weighting = "q_fedavg", which weighs by the '
+            r'loss at the round model, and of logged losses none is that: set it to "evaluated"',
         ),
         (
             FAIR,

@@ -369,7 +369,14 @@ def test_a_plan_like_most_has_nothing_unusual() -> None:
         ({"training": {"dropout": 0.9}}, "[training] dropout = 0.9"),
         ({"training": {"max_input_tokens": 1}}, "[training] max_input_tokens = 1"),
         ({"training": {"max_output_tokens": 1}}, "[training] max_output_tokens = 1"),
-        ({"training": {"loss_log_steps": 101}}, "a silo with fewer optimizer steps logs one loss"),
+        (
+            {"training": {"loss_log_steps": 101, "loss_reduction": "logged"}},
+            "loss_log_steps = 101: a silo of as few optimizer steps logs fewer than three losses",
+        ),
+        (
+            {"training": {"loss_reduction": "as_published"}},
+            '[training] loss_reduction = "as_published": weights follow',
+        ),
         (
             {"aggregation": {"server_learning_rate": 0.01}},
             "server_learning_rate of sgd = 0.01 is outside the usual 0.1 to 2",

@@ -179,12 +179,13 @@ def test_every_preset_makes_a_plan(name: str) -> None:
 
 
 def test_paper_presets_have_the_facts_of_the_paper() -> None:
-    rates = {}
+    rates, measures = {}, {}
     for name in ("paper-text", "paper-code"):
         values = preset(name)
         training = TrainingSection.model_validate(values["training"])
         assert (training.optimizer, training.gradient_accumulation, training.max_grad_norm) == ("adafactor", 16, 1.0)
         assert (training.learning_rate_schedule, training.loss_log_steps) == ("linear", 4)
+        measures[name] = training.loss_reduction
         aggregation = AggregationSection.model_validate(values["aggregation"])
         assert (aggregation.weighting, aggregation.server_optimizer) == ("lorar", "sgd")
         assert (aggregation.server_learning_rate, aggregation.momentum) == (1.0, 0.9)
@@ -195,6 +196,7 @@ def test_paper_presets_have_the_facts_of_the_paper() -> None:
         rates[name] = {silo for silo in silos if training.for_silo(silo).learning_rate == 1e-3}
         assert training.for_silo("advising").batch_size == (8 if name == "paper-text" else 4)
     assert rates["paper-code"] == {"restaurants", "academic", "imdb", "yelp"}
+    assert measures == {"paper-text": "logged", "paper-code": "as_published"}
     assert rates["paper-text"] == {"restaurants", "academic", "imdb", "scholar"}
 
 

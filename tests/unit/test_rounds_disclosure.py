@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
+from lorica_coordinator.commands.look_commands import notes_of
 from lorica_coordinator.edges.server.operator_servicer import round_record
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.rounds.effects import EvaluationClosed, RoundClosed, RoundOpened, UpdateAccepted
@@ -47,7 +48,7 @@ SCORE = evaluation(exact_matches=1237, examples=4111)
 SCORES = ("1237", "4111", str(1237 / 4111))
 
 
-def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
+def told(silos: tuple[SiloName, ...], *, weight: float = 7777.25, **of_plan: Any) -> str:
     """All that a round leads to in the log and in the metrics, but for the times at which the counters were made.
 
     Those have sixteen digits of the present, among which any short number stands by chance.
@@ -58,7 +59,7 @@ def told(silos: tuple[SiloName, ...], **of_plan: Any) -> str:
     # The first has the numbers that are looked for, the others have theirs: so that no mean is by chance one silo's
     # own.
     updates = tuple(an_update(silo, more=more) for more, silo in enumerate(silos))
-    weights = tuple(SiloWeight(silo=silo, weight=7777.25 + more, share=0.61803) for more, silo in enumerate(silos))
+    weights = tuple(SiloWeight(silo=silo, weight=weight + more, share=0.61803) for more, silo in enumerate(silos))
     result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=weights)
     best = BestModel.scored(model_after(1), 1, [SCORE, evaluation(0)])
     records = [
@@ -85,6 +86,7 @@ def an_update(silo: SiloName, *, more: int = 0) -> CommittedUpdate:
     return CommittedUpdate(silo=silo, digest=model_after(7), summary=content, delta_norm=0.43219)
 
 
+ZERO_WEIGHT = ("silo weighs nothing", "lorica_zero_weights_total 1.0")
 PRIVATE = [{"secure_aggregation": True}, {"record_level": True}, {"silo_level": True}]
 
 
@@ -102,6 +104,16 @@ def test_single_silos_are_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> N
     for number in SCORES:
         assert number not in text
     assert "0.4567891" in text  # the mean of three is
+
+
+def test_a_weight_of_zero_is_told_where_nothing_was_promised() -> None:
+    assert all(word in told((A, B, C), weight=0.0) for word in ZERO_WEIGHT)
+    assert not any(word in told((A, B, C)) for word in ZERO_WEIGHT)
+
+
+@pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
+def test_that_one_silo_weighs_nothing_is_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> None:
+    assert not any(word in told((A, B, C), weight=0.0, **of_plan) for word in ZERO_WEIGHT)
 
 
 @pytest.mark.parametrize("of_plan", PRIVATE, ids=lambda of_plan: next(iter(of_plan)))
@@ -190,3 +202,34 @@ def test_rows_for_operators_hold_outcomes_and_means_alone(scored: int, shown: fl
     assert [(silo.silo, silo.outcome) for silo in record.silos] == [(silo, "committed") for silo in (A, B, C)]
     for silo in record.silos:
         assert silo.ByteSize() == type(silo)(silo=silo.silo, outcome=silo.outcome).ByteSize(), "something else is told"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "of_silo", "notes"),
+    [
+        ("applied", "committed", ["bank-b weighs nothing: its loss did not fall"]),
+        ("applied", "evaluated", ["bank-b weighs nothing: its loss did not fall"]),
+        ("applied", "refused", []),
+        ("running", "committed", []),
+        ("abandoned", "committed", []),
+    ],
+)
+def test_who_weighs_nothing_is_named_once_the_round_is_closed_and_where_silos_are_shown(
+    outcome: str, of_silo: str, notes: list[str]
+) -> None:
+    weighs = SiloRow(silo=A, outcome="committed", examples=10, loss_max=2.0, loss_min=1.0, weight=10.0, share=1.0)
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome=outcome,
+        detail="",
+        opened_unix_s=T0,
+        closed_unix_s=T0,
+        model=model_after(1),
+        weight_fallback=False,
+        silos=(weighs, SiloRow(silo=B, outcome=of_silo, examples=30), SiloRow(silo=C, outcome="late")),
+        macro_exact_match=None,
+        micro_exact_match=None,
+    )
+    assert notes_of(round_record(row)) == [note.replace("bank-b", B) for note in notes]
+    assert notes_of(round_record(of_all_silos(row))) == []

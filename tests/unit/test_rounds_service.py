@@ -188,6 +188,22 @@ async def test_two_silos_two_rounds_from_invitation_to_finished(folder: Path) ->
     assert all({"round", "attempt", "phase", "before", "event_type"} <= set(line) for line in transitions)
 
 
+async def test_a_silo_that_weighs_nothing_is_told_in_the_log_and_counted(folder: Path) -> None:
+    """One whose loss did not fall; where nobody's did, sizes stand in and nobody weighs nothing."""
+    with capture_logs() as logs:
+        async with running(folder) as coordinator:
+            add_plan(folder, "second", schedule={**SCHEDULE, "rounds": 1}, evaluation=QUIET)
+            bank, hospital = await two_silos(coordinator)
+            hospital.loss_max = 1.0
+            await coordinator.service.start_plan("second")
+            await work_together(coordinator.service, bank, hospital, until=is_finished)
+            (row,) = [row for row in await coordinator.service.rounds() if row.round]
+            assert [(silo.silo, silo.weight > 0.0) for silo in row.silos] == [("bank-b", True), ("hospital-a", False)]
+            assert coordinator.metric("lorica_zero_weights_total") == 1
+    (told,) = [line for line in logs if line["event"] == "silo weighs nothing"]
+    assert (told["silo"], told["log_level"], told["round"]) == ("hospital-a", "warning", 1)
+
+
 async def test_the_final_model_is_the_weighted_mean_added_to_the_initial_one(folder: Path) -> None:
     async with running(folder) as coordinator:
         plan = add_plan(

@@ -36,8 +36,14 @@ CPU = torch.device("cpu")
 SETTINGS: list[dict[str, Any]] = [
     {"optimizer": "adamw"},
     {"optimizer": "adafactor"},
-    {"optimizer": "adamw", "fedprox_mu": 0.0, "gradient_accumulation": 1, "learning_rate_schedule": "constant"},
-    {"optimizer": "adafactor", "precision": "bfloat16", "max_grad_norm": 0.0, "loss_log_steps": 1},
+    {
+        "optimizer": "adamw",
+        "fedprox_mu": 0.0,
+        "gradient_accumulation": 1,
+        "learning_rate_schedule": "constant",
+        "loss_reduction": "logged",
+    },
+    {"optimizer": "adafactor", "precision": "bfloat16", "max_grad_norm": 0.0, "loss_reduction": "as_published"},
 ]
 
 
@@ -240,7 +246,7 @@ STATE = TrainingState(
     epochs=1,
     steps=5,
     seconds=1.5,
-    log=LossLog(2, [3.0, 2.5], 1.25, 7, 1),
+    log=LossLog(2, [3.0, 2.5], 3, 1.25, 7),
     parameters=[torch.arange(6.0).reshape(2, 3), torch.tensor([0.1]).bfloat16()],
     optimizer={0: {"step": 5, "RMS": torch.tensor(0.3), "exp_avg": torch.ones(2, 3)}, 1: {}},
     random={"cpu": torch.get_rng_state()},

@@ -14,7 +14,6 @@ from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches, sorted_batches
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.local_trainer import accumulate_gradient, train_locally
-from silo_agent.training.loss_log import LossLog
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
 
@@ -45,6 +44,7 @@ def train(
     seed: int = 1,
     origin: Sequence[torch.Tensor] | None = None,
     seen: list[tuple[float, float]] | None = None,
+    sample: Sequence[int] | None = None,
 ) -> TrainingSummary:
     return train_locally(
         model,
@@ -52,6 +52,7 @@ def train(
         examples,
         plan,
         seed=seed,
+        sample=sample,
         round_parameters=origin,
         checkpoint=None,
         on_progress=lambda fraction, loss: None if seen is None else seen.append((fraction, loss)),
@@ -126,24 +127,15 @@ def test_what_is_left_of_an_effective_batch_is_neither_dropped_nor_inflated() ->
         assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_logged_losses_are_token_means_of_their_windows() -> None:
-    """By hand: windows of 2 steps: (10 + 20) / (5 + 10) = 2, (30 + 6) / (6 + 6) = 3; then one step alone: 4 / 8 =
-    0.5."""
-    log = LossLog.empty(2)
-    for loss_sum, tokens in [(10.0, 5), (20.0, 10), (30.0, 6), (6.0, 6), (4.0, 8)]:
-        log.add(loss_sum, tokens)
-    log.close()
-    log.close()
-    assert log.losses == [2.0, 3.0, 0.5]
-    assert max(log.losses) - min(log.losses) == 2.5
-
-
 def test_the_summarys_loss_reduction_follows_loss_log_steps() -> None:
+    """Six steps: the first by itself, then one window that ends with the sixth."""
     seen: list[tuple[float, float]] = []
     summary = train(model(), encoded(6), section(epochs=3, batch_size=3, loss_log_steps=6), seen=seen)
     assert summary.optimizer_steps == 6
-    assert summary.loss_reduction == 0.0
-    assert min(loss for _, loss in seen) < summary.loss_first < max(loss for _, loss in seen)
+    assert summary.loss_first == seen[0][1]
+    later = [loss for _, loss in seen[1:]]
+    assert min(later) < summary.loss_last < max(later)
+    assert summary.loss_reduction == abs(summary.loss_first - summary.loss_last)
 
 
 @pytest.mark.parametrize(("step", "factor"), [(0, 1.0), (1, 0.75), (3, 0.25), (4, 0.0)])
@@ -246,6 +238,7 @@ def test_cancellation_is_heard_within_an_effective_batch() -> None:
             encoded(8),
             section(gradient_accumulation=4),
             seed=1,
+            sample=None,
             round_parameters=None,
             checkpoint=None,
             on_progress=lambda fraction, loss: pytest.fail("no step may complete"),

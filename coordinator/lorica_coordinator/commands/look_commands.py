@@ -96,21 +96,34 @@ def rounds(
     ]
     Page(columns=(*left, *right), rows=rows, numbers=("round", *right), groups=2).show(terminal())
     for record in reply.rounds:
-        notes = [record.detail] if record.detail else []
-        notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
-        if record.micro_exact_match >= 0:
-            macro = f"MacroAvg {record.macro_exact_match:.1%}, " if record.macro_exact_match >= 0 else ""
-            notes.append(f"exact match {macro}MicroAvg {record.micro_exact_match:.1%}")
-        if record.HasField("masked"):
-            totals = record.masked
-            notes.append(
-                f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} "
-                "coordinates beyond their range"
-            )
-        if record.weight_fallback:
-            notes.append("all weights were zero, sizes stood in")
-        if notes:
+        if notes := notes_of(record):
             say(f"{record.round}.{record.attempt}: {'; '.join(notes)}")
+
+
+def notes_of(record: operator_pb2.RoundRecord) -> list[str]:
+    """What there is to say of an attempt beside its table."""
+    notes = [record.detail] if record.detail else []
+    notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
+    if record.micro_exact_match >= 0:
+        macro = f"MacroAvg {record.macro_exact_match:.1%}, " if record.macro_exact_match >= 0 else ""
+        notes.append(f"exact match {macro}MicroAvg {record.micro_exact_match:.1%}")
+    if record.HasField("masked"):
+        totals = record.masked
+        notes.append(
+            f"masked sum of weights {totals.weight_sum:.2f}, {totals.saturated} of {totals.coordinates} "
+            "coordinates beyond their range"
+        )
+    notes += [f"{silo} weighs nothing: its loss did not fall" for silo in _without_weight(record)]
+    if record.weight_fallback:
+        notes.append("all weights were zero, sizes stood in")
+    return notes
+
+
+def _without_weight(record: operator_pb2.RoundRecord) -> list[str]:
+    """Silos whose updates are in the round's model with a share of 0; where single silos are not shown, none."""
+    if record.outcome != "applied":
+        return []
+    return [it.silo for it in record.silos if it.examples and it.outcome != "refused" and not it.weight]
 
 
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:

@@ -121,6 +121,13 @@ class Journal:
                 share=item.share,
                 capped=item.capped,
             )
+            if not item.weight:
+                _log.warning(
+                    "silo weighs nothing",
+                    **_where(record.key),
+                    silo=item.silo,
+                    detail="its loss did not fall in this round: its update is in the model with a share of 0",
+                )
         log = _log.warning if result.fallback or result.saturated else _log.info
         log(
             "round closed",

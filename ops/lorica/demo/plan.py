@@ -13,7 +13,6 @@ _VALUES: Mapping[str, object] = {
     "aggregation.momentum": 0.5,
     "training.learning_rate": 2.5e-3,
     "training.learning_rate_schedule": "linear",
-    "training.loss_log_steps": 4,
     "training.dropout": 0.0,
     "training.schema_in_input": "false",
     "training.max_input_tokens": 64,

@@ -15,6 +15,7 @@ from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable
+from silo_wire.weightings.weighting import Told
 
 
 class PlanValues(Section):
@@ -104,3 +105,27 @@ class PlanValues(Section):
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
         return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
+
+    def no_weight(self, told: Told) -> str:
+        """What the people of a silo that tells this should know where its update has no weight; else ""."""
+        if self.aggregation.weighs.raw_weight(told) > 0.0:
+            return ""
+        least = "as little as the plan allows" if self.aggregation.secure_aggregation else "nothing"
+        return f"the loss did not fall, so that this silo's update weighs {least}"
+
+    @property
+    def evaluates_losses(self) -> bool:
+        """Whether local training takes the loss of a sample before and after, for the weight alone.
+
+        Private training has a way of its own, which counts every record.
+        """
+        return self._weighs_by("evaluated")
+
+    @property
+    def logs_losses(self) -> bool:
+        """Whether updates weigh by losses that local training logs."""
+        return self._weighs_by("logged", "as_published")
+
+    def _weighs_by(self, *measures: str) -> bool:
+        told = {Number.LOSS_REDUCTION, Number.ROUND_LOSS} & self.aggregation.weighs.needs
+        return bool(told) and self.privacy.level != "record" and self.training.loss_reduction in measures

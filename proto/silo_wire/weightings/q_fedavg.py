@@ -10,8 +10,8 @@ The paper divides by the sum of h_i = q F_i ** (q - 1) |L delta_i| ** 2 + L F_i 
 somebody has to tell L. Here the weights become shares that sum to 1: the mean points the same way, and
 server_learning_rate says how far the step goes.
 
-Of a silo that logs losses, F_i is the first of them: the loss of its first optimizer steps, training as it was on.
-A silo tells F_i itself, and one that claims more weighs more: max_weight and max_weight_share bound that.
+F_i is the loss of the sample that the silo evaluates before it trains. A silo tells it itself, and one that claims more
+weighs more: max_weight and max_weight_share bound that.
 """
 
 from collections.abc import Iterator
@@ -43,13 +43,12 @@ def q_fedavg(fairness: float) -> Weighting:
 
 
 def _clashes(training: Training) -> Iterator[Clash]:
-    # Where [training] loss_reduction can be "evaluated", that is what this has to require, in place of the next line.
-    if training.loss_log_steps != 1:
+    if training.loss_reduction != "evaluated":
         yield Clash(
-            key="[training] loss_log_steps",
-            value=str(training.loss_log_steps),
-            needed="1",
-            why="which takes the first loss that is logged for the loss at the round model",
+            key="[training] loss_reduction",
+            value=f'"{training.loss_reduction}"',
+            needed='"evaluated"',
+            why="which weighs by the loss at the round model, and of logged losses none is that",
         )
 
 

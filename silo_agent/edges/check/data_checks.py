@@ -4,9 +4,12 @@ from pathlib import Path
 
 from lorica_security.console.preflight import Misconfigured, misconfigured
 from lorica_security.errors import DataError
+from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
+from silo_agent.training.loss_log import logged_losses, require_losses
+from silo_wire.plans.plan import Plan
 
 
 def check_data(sources: SiloSources, folder: Path) -> str:
@@ -20,6 +23,15 @@ def check_data(sources: SiloSources, folder: Path) -> str:
         raise Misconfigured(mistake.value, text) from error
     first = f"; {data.bad_lines} bad lines left out, the first: {data.problems[0]}" if data.bad_lines else ""
     return f"{data.train_examples} train, {data.dev_examples} dev, {data.test_examples} test examples{first}"
+
+
+def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:
+    examples = sources.summary().train_examples
+    try:
+        require_losses(plan, silo, examples)
+    except DataError as error:
+        raise Misconfigured(Mistake.FEW_LOSSES.value, str(error)) from error
+    return f"{logged_losses(examples, plan.training.for_silo(silo))} are logged on {examples} examples"
 
 
 def check_unit(sources: SiloSources, unit: str) -> str:

@@ -256,6 +256,12 @@ class Mistake(Enum):
         "more lines of a file are bad than `[data] max_bad_lines_share` allows",
         "correct the lines that the agent's log names",
     )
+    FEW_LOSSES = Misconfiguration(
+        "losses-few",
+        "losses of a round",
+        "the plan weighs by logged losses, of which this silo's examples make fewer than three a round",
+        "have the operator set `loss_reduction` to `evaluated`, `loss_log_steps` lower, or more epochs for this silo",
+    )
     UNIT_FIELD = Misconfiguration(
         "unit-field-missing",
         "unit of privacy",

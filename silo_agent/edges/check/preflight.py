@@ -17,6 +17,7 @@ import psutil
 
 from lorica_security.console.preflight import Check, Checks, meaning
 from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.connection_checks import (
     KEYS_OF_CONNECTION,
     check_accepted,
@@ -24,7 +25,7 @@ from silo_agent.edges.check.connection_checks import (
     check_route,
     refusal_of,
 )
-from silo_agent.edges.check.data_checks import check_data, check_database, check_unit
+from silo_agent.edges.check.data_checks import check_data, check_database, check_losses, check_unit
 from silo_agent.edges.check.folder_checks import check_budget, check_certificate, check_clock, check_files, offered_plan
 from silo_agent.edges.check.machine_checks import (
     JAIL,
@@ -50,9 +51,10 @@ from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Walls, probe_jail
-from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 
 RECORD = "what people decided"
+LOSSES = "losses of a round"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,14 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     if not await run("settings", read_settings) or settings is None:
         settings = None
     bundle: PlanBundle | None = None
+    logging: tuple[Plan, SiloName] | None = None
     masked_checks = ("pinned silos", "memory of masked rounds", "release groups")
     rules_checked = (RECORD, "plan and policy", *masked_checks, "privacy budget")
     if enrolled:
         credentials = load_credentials(folder)
         bundle = offered_plan(folder, credentials)
+        if bundle is not None and bundle.plan.logs_losses:
+            logging = bundle.plan, credentials.silo
         await run("certificate", lambda: check_certificate(credentials, now))
         await run("clock", lambda: check_clock(folder, credentials, now))
         if await run("route and TLS interception", lambda: check_route(credentials, now)):
@@ -138,6 +143,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             "device",
             "metrics port",
             "data",
+            LOSSES,
             "unit of privacy",
             JAIL,
             "database",
@@ -160,6 +166,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
     data = await run("data", lambda: check_data(sources, Path(given.data.folder)))
+    if not data or logging is None:
+        because = "the plan weighs by no logged losses" if data else "they are counted in the data"
+        checks.skip(LOSSES, because=because)
+    else:
+        counted = logging
+        await run(LOSSES, lambda: check_losses(sources, *counted))
     unit = bundle.plan.privacy.unit_field if bundle and bundle.plan.privacy.level == "record" else ""
     no_unit = "it is looked for in the data" if not data else "" if unit else "the plan groups no lines"
     await run("unit of privacy", lambda: check_unit(sources, unit), unless=no_unit)

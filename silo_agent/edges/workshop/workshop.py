@@ -33,6 +33,7 @@ from silo_agent.sql_sandbox import Rows, Sandbox, run_select
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.update.client_update import write_no_delta
@@ -88,6 +89,7 @@ class Workshop:
         with on_records():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
+            require_losses(bundle.plan, self._policy.silo, len(data.train))
             if bundle.plan.releases_of_round:
                 self._on_private_data(data, privacy.unit_field)
             model = self._model_of(bundle, self._device(), base)

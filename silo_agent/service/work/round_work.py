@@ -244,6 +244,8 @@ class RoundWork:
                 loss_reduction=trained.summary.loss_reduction,
                 seconds=trained.summary.seconds,
             )
+        if why := bundle.plan.no_weight(trained.summary):
+            self._display.note("no-loss-reduction", round=order.key.round, detail=why)
         return Trained(
             SavedUpdate(
                 key=order.key,

@@ -89,7 +89,7 @@ class CoordinatorMetrics:
         self.weight = gauge("lorica_silo_weight", "Weight of a silo's delta in the last closed round.", ["silo"])
         self.share = gauge("lorica_silo_weight_share_ratio", "Share of the last weighted mean.", ["silo"])
         self.loss_reduction = gauge(
-            "lorica_silo_loss_reduction", "Maximum minus minimum training loss of the last committed update.", ["silo"]
+            "lorica_silo_loss_reduction", "What the training loss of the last committed update fell by.", ["silo"]
         )
         self.examples = gauge("lorica_silo_examples", "Training examples behind the last committed update.", ["silo"])
         self.loss = gauge(
@@ -148,6 +148,10 @@ class CoordinatorMetrics:
         self.errors = counter("lorica_errors", "Calls refused or failed, by kind of error.", ["kind"])
         self.weight_fallbacks = counter(
             "lorica_weight_fallbacks", "Rounds whose weights summed to zero, so that size weights stood in."
+        )
+        self.zero_weights = counter(
+            "lorica_zero_weights",
+            "Updates in closed rounds that weighed exactly nothing; only of plans that show single silos.",
         )
         self.saturated = counter(
             "lorica_saturated_coordinates",
@@ -272,6 +276,8 @@ class CoordinatorMetrics:
             self.weight_fallbacks.inc()
         self.saturated.inc(result.saturated)
         for item in result.weights:
+            if not item.weight:
+                self.zero_weights.inc()
             self.weight.labels(item.silo).set(item.weight)
             self.share.labels(item.silo).set(item.share)
         self.mean_loss_reduction.set(UNKNOWN if means.loss_reduction is None else means.loss_reduction)

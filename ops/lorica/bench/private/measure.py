@@ -185,6 +185,7 @@ def _train(
                 {**settings, "epochs": task.steps + 1, "gradient_accumulation": accumulated}
             ),
             seed=1,
+            sample=None,
             round_parameters=None,
             checkpoint=None,
             on_progress=watch.step,

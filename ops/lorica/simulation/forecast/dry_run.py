@@ -28,6 +28,7 @@ from silo_agent.edges.workshop.workshop import enough_memory
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.device import DeviceSettings
+from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
@@ -126,6 +127,7 @@ class _Bench:
         """What one silo's data come to; raises what an agent's preparing, training and scoring raise."""
         plan = self._bundle.plan
         data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
+        require_losses(plan, policy.silo, len(data.train))
         trainer = SiloTrainer(self._bundle, data, policy.silo, self._settings, model=self._model)
         splits = trainer.encoded("train"), trainer.encoded("dev")
         executes = plan.evaluation.execution and policy.rules.allow_execution

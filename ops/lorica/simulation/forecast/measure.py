@@ -85,11 +85,15 @@ def _training(trainer: SiloTrainer, plan: Plan, model: RoundModel, work: Path, c
             on_progress=lambda fraction, loss: steps.append(clock()),
             should_stop=should_stop,
         )
+    evaluated = trainer.loss_batches  # before the first step, and as many after the last
+    evaluating = 2 * (batches[evaluated] - batches[0]) if evaluated else 0.0
+    began += evaluating / 2
+    batches = batches[evaluated:]
     first = min([*batches[:1], *steps[:1]])  # a Poisson sample may be empty: then a step comes before any batch
     sums_losses = (
         plan.privacy.level == "record" and plan.weighted
     )  # over all records, before the first step and after the last
-    beside = (first - began) * (2 if sums_losses else 1)
+    beside = (first - began) * (2 if sums_losses else 1) + evaluating
     return beside, (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else steps[0] - first
 
 

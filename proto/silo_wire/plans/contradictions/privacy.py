@@ -91,6 +91,13 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
             named_for("record"),
             "which releases no number of records",
         )
+    if training.loss_reduction != "evaluated":
+        yield (
+            "[training] loss_reduction",
+            f'"{training.loss_reduction}"',
+            '"evaluated"',
+            "under which no loss of a step is told",
+        )
     if not training.max_grad_norm:
         yield "[training] max_grad_norm", 0, "what one record's gradient may have", "which has noise to match that"
     for key, value, needed, why in (

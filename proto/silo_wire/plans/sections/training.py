@@ -43,7 +43,8 @@ class TrainingSection(Section):
     )
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: to 0 within each round
     fedprox_mu: Annotated[float, Field(ge=0, le=MOST_MU)] = 0.0
-    loss_log_steps: Count = 1  # optimizer steps between the losses whose max - min is the loss reduction
+    loss_reduction: Literal["evaluated", "logged", "as_published"] = "evaluated"  # how it is measured
+    loss_log_steps: Count = 1  # optimizer steps between two logged losses
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 autocast where a GPU has it
     dropout: Annotated[float, Field(ge=0, le=MOST_DROPOUT)] | None = None  # None keeps the model's own
     max_input_tokens: Count = 512

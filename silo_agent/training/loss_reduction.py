@@ -1,0 +1,66 @@
+"""The loss of one sample of a silo's examples, which a round's loss reduction is evaluated on: at the round model and
+again at the local model.
+
+Both times it is the same sample in the same batches, without dropout: the mean over the examples of the mean loss of
+each one's target tokens. So an example counts the same however long its query is, and a silo the same however many
+optimizer steps it makes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
+from silo_agent.training.data.batches import EncodedExamples, collate, sorted_batches
+from silo_agent.training.device import autocast
+from silo_agent.training.draws import Seed, begun
+from silo_agent.training.model.model import T5
+from silo_agent.training.task_loss import example_means
+from silo_wire.plans.sections.training import TrainingSection
+
+MOST_EXAMPLES: Final = 256
+"""Of a sample. As many tell the loss to a fifteenth of its spread between examples."""
+
+
+def drawn_sample(examples: int, seed: Seed) -> list[int]:
+    """The indices of a round's sample: all examples where there are no more than a sample has."""
+    if examples <= MOST_EXAMPLES:
+        return list(range(examples))
+    order: list[int] = torch.randperm(examples, generator=begun(torch.Generator(), seed))[:MOST_EXAMPLES].tolist()
+    return order
+
+
+@torch.inference_mode()
+def sample_loss(
+    model: T5,
+    examples: EncodedExamples,
+    sample: Sequence[int],
+    section: TrainingSection,
+    *,
+    should_stop: Callable[[], bool],
+) -> float:
+    """In the plan's precision, as training computes it; the model is left in the mode that it was in.
+
+    Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss that is not finite.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    losses: list[float] = []
+    try:
+        for indices in sorted_batches(examples, chosen=sample, batch_size=section.batch_size):
+            if should_stop():
+                raise TrainingStopped
+            batch = collate(examples, indices, pad=model.config.pad_token_id, device=device)
+            with autocast(device, section.precision):
+                losses += example_means(model, batch).tolist()
+    finally:
+        model.train(was_training)
+    if not math.isfinite(loss := math.fsum(losses) / len(losses)):
+        raise TrainingDiverged(
+            f"training diverged: the loss of {len(losses)} examples in evaluation is {loss}: "
+            f"lower learning_rate ({section.learning_rate:g}) in the plan"
+        )
+    return loss
