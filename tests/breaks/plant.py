@@ -124,7 +124,7 @@ def run_in(root: Path, output: Path, module: str, arguments: Sequence[str]) -> N
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(root)
-    ours = {path.name for path in root.iterdir()} | {"silo_wire", "lorica_security", "lorica"}
+    ours = {path.name for path in root.iterdir()} | {"silo_wire", "lorica_security", "lorica_coordinator", "lorica"}
     for name in [name for name in sys.modules if name.split(".")[0] in ours]:
         del sys.modules[name]
     sys.path[:] = [*(str(root / folder) for folder in CODE), *(path for path in sys.path if not _is_ours(path))]

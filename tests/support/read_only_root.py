@@ -22,11 +22,11 @@ root=$1 state=$2; shift 2
 mount -t tmpfs -o mode=0755 tmpfs "$root"
 mkdir "$root/tmp"; mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$root/tmp"
 for path in /bin /sbin /lib /lib64; do [ ! -L "$path" ] || cp -P "$path" "$root$path"; done
+for path in /proc /dev; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
 while [ "$1" != -- ]; do
     mkdir -p "$root$1"; mount --bind "$1" "$root$1"; mount -o remount,bind,ro "$root$1"; shift
 done
 shift
-for path in /proc /dev; do mkdir "$root$path"; mount --rbind "$path" "$root$path"; done
 mkdir -p "$root/var/lib/lorica"; mount --bind "$state" "$root/var/lib/lorica"
 mount -o remount,ro "$root"
 exec unshare --root "$root" setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all -- "$@"

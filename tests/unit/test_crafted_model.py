@@ -127,9 +127,9 @@ def honest() -> Made:
 def test_attack_a_model_altered_in_the_fewest_chunks_is_found_where_all_are_made_again(honest: Made) -> None:
     before = victims_share(honest.after.master)
     assert 0.1 < before < 0.5, "four silos of as many examples"
-    crafted = searched(honest.after.master, most=3, enough=2 * before)
+    crafted = searched(honest.after.master, most=4, enough=2 * before)
     assert crafted.share > 1.5 * before, "the search finds no attack, so it shows nothing"
-    assert len(crafted.chunks) <= 2
+    assert len(crafted.chunks) <= 3
     honest.check_all()
     false = honest.told(Vectors(model=crafted.model, master=crafted.model, slots=honest.after.slots))
     check = false.check()

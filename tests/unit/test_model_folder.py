@@ -239,7 +239,7 @@ def test_a_panic_in_this_very_process_is_a_refusal(
 
     monkeypatch.setattr(f"{module}.AutoTokenizer", Panics)
     sides: dict[str, Callable[[], object]] = {
-        "coordinator": lambda: write_model(FolderModel(origin), tmp_path, seed=1),
+        "lorica_coordinator": lambda: write_model(FolderModel(origin), tmp_path, seed=1),
         "silo_agent": lambda: compare(bundle, origin),
     }
     reads = sides[module.partition(".")[0]]

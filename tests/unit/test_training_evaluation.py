@@ -75,7 +75,7 @@ def adapted_model() -> T5ForConditionalGeneration:
     adapters = add_adapters(model, section, adapter_layout(layout_of(model), section))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in adapters.tensors:
+        for parameter in adapters[0].tensors:
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
         model.lm_head.weight[1] *= 5
     return model.eval()

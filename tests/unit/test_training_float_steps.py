@@ -36,7 +36,7 @@ RECORDS = (20, 31, 44)
 SECTION = AggregationSection(secure_aggregation=True, weighting="lorar", max_weight=1000.0, delta_bound=1e-3)
 LARGE = 4.0
 """Parameters above it have steps far above the last bit of a masked vector."""
-TRAINING = TrainingSection(batch_size=2, learning_rate=1e-6, dropout=0.0)
+TRAINING = TrainingSection(batch_size=2, learning_rate=1e-6, dropout=0.0, loss_reduction="logged")
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -47,7 +47,7 @@ import os, signal, sys
 def state():
     return dict(os.environ), signal.getsignal(signal.SIGINT), sys.excepthook, sys.getrecursionlimit()
 before = state()
-import lorica_coordinator.composition, coordinator.cli, silo_agent.cli, silo_agent.edges.wire.grpc_client, lorica.cli
+import lorica_coordinator.composition, lorica_coordinator.cli, silo_agent.cli, silo_agent.edges.wire.grpc_client, lorica.cli
 import silo_agent.service.agent, lorica_security.daemon.metrics_port, silo_wire.codecs.orders_codec
 print(before == state())
 """)
