@@ -23,6 +23,7 @@ mount -t tmpfs -o mode=0755 tmpfs "$root"
 mkdir "$root/tmp"; mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$root/tmp"
 for path in /bin /sbin /lib /lib64; do [ ! -L "$path" ] || cp -P "$path" "$root$path"; done
 for path in /proc /dev; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
+mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs "$root/dev/shm"  # its own, as a container has
 while [ "$1" != -- ]; do
     mkdir -p "$root$1"; mount --bind "$1" "$root$1"; mount -o remount,bind,ro "$root$1"; shift
 done
