@@ -153,7 +153,7 @@ def test_each_round_is_of_the_silo_whose_public_place_comes_first(
     plan = compile_plan(networked.plans / "drawn").plan.digest
     names = sorted(SiloName(path.name) for path in silos.iterdir())
     cohorts = [list(row["silos"]) for row in rounds_of(tmp_path / "out")]  # type: ignore[call-overload]
-    assert cohorts == [[min(names, key=lambda silo: place(plan, number, (silo,)))] for number in range(1, 5)]
+    assert cohorts == [[min(names, key=lambda silo: place(plan, number, 1, (silo,)))] for number in range(1, 5)]
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

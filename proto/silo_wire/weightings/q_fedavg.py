@@ -14,6 +14,7 @@ F_i is the loss of the sample that the silo evaluates before it trains. A silo t
 weighs more: max_weight and max_weight_share bound that.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +28,10 @@ class _Powered:
     fairness: float
 
     def __call__(self, told: Told) -> float:
-        return float(told.examples * told.loss_first**self.fairness)
+        try:
+            return float(told.examples * told.loss_first**self.fairness)
+        except OverflowError:  # which every cap cuts; the coordinator takes no such loss
+            return math.inf
 
 
 def q_fedavg(fairness: float) -> Weighting:

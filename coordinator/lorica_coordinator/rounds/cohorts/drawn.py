@@ -1,9 +1,10 @@
 """Client sampling (Algorithm 1 of Zhang et al., ACL 2023): which K of the ready silos are in a round.
 
-The draw is public. A silo's place is a digest of plan, round and name, and the K smallest places are in the round. So
-anybody who has the plan can draw again, and neither a restart nor another attempt draws anew: who was absent gives its
-place to the next. Whoever writes the plan can try many plans; a draw that favours nobody whatever they do would need
-entropy of the silos.
+The draw is public. A silo's place is a digest of plan, round, attempt and name, and the K smallest places are in the
+round. So anybody who has the plan can draw again, and a restart does not draw anew. Another attempt does: a silo that
+stays silent, or sends what cannot be used, holds up those attempts alone that it is drawn for. Whoever writes the plan
+can try many plans, and whoever runs the rounds can abandon attempts; a draw that favours nobody whatever they do would
+need entropy of the silos.
 
 Under masks whole release groups are drawn, by the digest of all their names, until the round has K silos or more.
 """
@@ -16,12 +17,12 @@ from silo_wire.canonical import Digest, canonical_json, digest_of
 _DOMAIN = "lorica/v1/cohort"
 
 
-def place(plan: Digest, round_number: int, silos: tuple[SiloName, ...]) -> Digest:
+def place(plan: Digest, round_number: int, attempt: int, silos: tuple[SiloName, ...]) -> Digest:
     """Of one silo, or of a release group by the names of its silos."""
-    return digest_of(canonical_json([_DOMAIN, plan, round_number, list(silos)]))
+    return digest_of(canonical_json([_DOMAIN, plan, round_number, attempt, list(silos)]))
 
 
-def drawn(course: Course, round_number: int, ready: frozenset[SiloName]) -> frozenset[SiloName]:
+def drawn(course: Course, round_number: int, attempt: int, ready: frozenset[SiloName]) -> frozenset[SiloName]:
     """The silos of a training round among those that are `ready`: all of them where the plan draws none, or where K or
     fewer are there, and in the closing round, in which nobody trains.
     """
@@ -33,7 +34,7 @@ def drawn(course: Course, round_number: int, ready: frozenset[SiloName]) -> froz
     chosen: frozenset[SiloName] = frozenset()
     for unit in sorted(
         (tuple(unit) for unit in units if ready.issuperset(unit)),
-        key=lambda unit: place(course.terms.plan, round_number, unit),
+        key=lambda unit: place(course.terms.plan, round_number, attempt, unit),
     ):
         chosen |= frozenset(unit)
         if len(chosen) >= size and wanting(course, chosen) is None:

@@ -65,7 +65,7 @@ def _open(course: Course, opening: Opening, now: float) -> Step:
     present = course.ready - _left_out(course, opening)
     if opening.task is Task.EVALUATION:
         return enter_evaluating(course, opening.round, opening.attempt, cohort_of(present), now)
-    cohort = cohort_of(drawn(course, opening.round, present))
+    cohort = cohort_of(drawn(course, opening.round, opening.attempt, present))
     state = Collecting(
         course=course,
         round=opening.round,
