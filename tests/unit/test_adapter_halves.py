@@ -438,6 +438,12 @@ def test_adam_is_refused_where_halves_take_turns(made: Mapping[str, Path], tmp_p
     place_of(made, "b", tmp_path / "b", **adam)
 
 
+def test_a_length_that_the_resting_half_would_count_in_is_refused(made: Mapping[str, Path], tmp_path: Path) -> None:
+    longer = {'step_length = "fixed"': 'step_length = "fedexp"'}
+    with pytest.raises(ConfigurationError, match=r'train = "alternate" does not go with .*"fedexp"'):
+        place_of(made, "alternate", tmp_path, **longer)
+
+
 def test_a_centre_of_the_other_half_is_refused(made: Mapping[str, Path], tmp_path: Path) -> None:
     centred = {
         "min_silos = 2": "min_silos = 5",

@@ -137,6 +137,11 @@ def test_a_power_that_leaves_a_round_to_one_silo_is_named_as_unusual() -> None:
         ),
         (FAIR, {"privacy": {"level": "silo"}}, r'weighting = "q_fedavg" does not go with \[privacy\] level = "silo"'),
         (
+            FAIR | {"secure_aggregation": True, "max_weight": 9.0, "fairness": 1.5},
+            {},
+            "fairness = 1.5 does not go with secure_aggregation: the silo that the model serves worst would be nearly",
+        ),
+        (
             FAIR | {"secure_aggregation": True},
             {},
             "begin with its examples times its loss at the initial model to the power fairness",
