@@ -65,7 +65,9 @@ def test_a_damaged_model_is_named_and_handed_out_once_it_is_restored(told: Told)
     assert first.outcome == "abandoned"
     assert path in first.detail
     assert told.row(5).outcome == "applied"
-    assert [silo.outcome for silo in told.row(5).silos] == ["committed"] * 3
+    outcomes = [silo.outcome for silo in told.row(5).silos]
+    assert len(outcomes) >= 2, "agents start again one after the other: two are a quorum"
+    assert set(outcomes) == {"committed"}
 
 
 def test_everybody_is_in_again_afterwards_and_the_coordinator_never_fell(told: Told) -> None:
