@@ -293,6 +293,8 @@ class PlayedSilo:
         self.vector: Vectors
         self.vectors: dict[bytes, Vectors] = {}  # by the digest that is announced
         self.play: Play
+        self.may_end_with: tuple[type[BaseException], ...] = ()
+        """Without `ended` having been asked for it."""
         self._parts = AsyncExitStack()
         self._run: asyncio.Task[None]
         self.journal: RoundJournal
@@ -300,10 +302,9 @@ class PlayedSilo:
         self.masking: SiloMasking
         self.privacy: PrivacyGuard
         self.service: AgentService
-        store = trust_store(self.folder, credentials)
-        for name, peer in pins.items():
-            if name != self.name:
-                store.add(name, peer.identity_key.public_key())
+        trust_store(self.folder, credentials).add_all(
+            {name: peer.identity_key.public_key() for name, peer in pins.items() if name != self.name}
+        )
 
     @property
     def name(self) -> SiloName:
@@ -434,7 +435,9 @@ class PlayedSilo:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait([self._run])
         await self._parts.aclose()
-        self._run.result()
+        error = self._run.exception()
+        if error is not None and not isinstance(error, self.may_end_with):
+            raise error
 
     async def ended(self) -> BaseException | None:
         """What this agent ended with; `stop` does not raise it any more."""

@@ -74,6 +74,18 @@ def test_what_people_add_is_pinned_privately_and_for_every_later_look(tmp_path: 
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_whole_federation_is_pinned_by_one_change_or_not_at_all(tmp_path: Path) -> None:
+    keys = {BANK: BANK_KEY.public_key(), CLINIC: CLINIC_KEY.public_key()}
+    store_in(tmp_path).add_all(keys)
+    assert store_in(tmp_path).identities() == keys
+    assert json.JSONDecoder().raw_decode((tmp_path / FILE).read_text())[0]["changes"] == 1
+    other = store_in(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigurationError, match="one key stands for one silo"):
+        other.add_all({BANK: BANK_KEY.public_key(), CLINIC: BANK_KEY.public_key()})
+    assert other.identities() == {}
+
+
 def test_the_same_key_again_changes_nothing(tmp_path: Path) -> None:
     store_in(tmp_path).add(BANK, BANK_KEY.public_key())
     written = (tmp_path / FILE).read_bytes()

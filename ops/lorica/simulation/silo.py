@@ -130,9 +130,10 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
         """Trust the other silos of this simulation, as their people would by telephone."""
         store = trust_store(self.folder, self.credentials)
         known = store.identities()
-        for other in others:
-            if other.silo != self.credentials.silo and other.silo not in known:
-                store.add(other.silo, other.identity_key.public_key())
+        own = self.credentials.silo
+        strangers = [other for other in others if other.silo != own and other.silo not in known]
+        if strangers:
+            store.add_all({other.silo: other.identity_key.public_key() for other in strangers})
 
     def groups(self, coordinator: GroupsWire) -> GroupKeeper:
         return GroupKeeper(

@@ -132,26 +132,40 @@ class TrustStore:
 
         def edit(content: Peers) -> Peers:
             nonlocal taken
-            self._check_free(content, silo, key)
-            line = content.peers.get(silo)
-            if line is None and succession is not None:
-                raise StateError(
-                    f"no key is pinned for silo {silo} that another could succeed: compare this one with its people, "
-                    "then add it without a statement"
-                )
-            if line is None:
-                taken = Taken.PINNED
-                return self._with(content, silo, new_line(key, How.ADDED, self._now()))
-            if line.identity_key == text_of_key(key):
-                taken = Taken.KNOWN if line.how is How.ADDED else Taken.CONFIRMED
-                return self._with(content, silo, line.model_copy(update={"how": How.ADDED}))
-            statement = self._succession(pinned_peer(silo, line), key, succession)
-            taken = Taken.SUCCEEDED
-            step = Step(key=line.identity_key, statement=statement.hex())
-            return self._with(content, silo, line.followed(text_of_key(key), self._now(), [step]))
+            changed, taken = self._added(content, silo, key, succession)
+            return changed
 
         self._record.change(edit)
         return taken
+
+    def add_all(self, keys: Mapping[SiloName, Ed25519PublicKey]) -> None:
+        """Pin all of `keys`, or none: for who has compared a whole federation's; raises as `add` does."""
+
+        def edit(content: Peers) -> Peers:
+            for silo, key in keys.items():
+                content, _ = self._added(content, silo, key, None)
+            return content
+
+        self._record.change(edit)
+
+    def _added(
+        self, content: Peers, silo: SiloName, key: Ed25519PublicKey, succession: bytes | None
+    ) -> tuple[Peers, Taken]:
+        self._check_free(content, silo, key)
+        line = content.peers.get(silo)
+        if line is None and succession is not None:
+            raise StateError(
+                f"no key is pinned for silo {silo} that another could succeed: compare this one with its people, "
+                "then add it without a statement"
+            )
+        if line is None:
+            return self._with(content, silo, new_line(key, How.ADDED, self._now())), Taken.PINNED
+        if line.identity_key == text_of_key(key):
+            taken = Taken.KNOWN if line.how is How.ADDED else Taken.CONFIRMED
+            return self._with(content, silo, line.model_copy(update={"how": How.ADDED})), taken
+        statement = self._succession(pinned_peer(silo, line), key, succession)
+        step = Step(key=line.identity_key, statement=statement.hex())
+        return self._with(content, silo, line.followed(text_of_key(key), self._now(), [step])), Taken.SUCCEEDED
 
     def remove(self, silo: SiloName) -> None:
         """Pin nothing for this silo any longer, on first use neither; raises StateError where nothing is pinned."""
@@ -249,8 +263,9 @@ class TrustStore:
             raise ConfigurationError(f"{silo} is this silo itself: it needs no pin")
         if key == self._own_key:
             raise ConfigurationError(f"the key that silo {silo} is said to have is this silo's own")
+        text = text_of_key(key)
         for other, line in content.peers.items():
-            if other != silo and line.identity_key == text_of_key(key):
+            if other != silo and line.identity_key == text:
                 raise ConfigurationError(
                     f"the key that silo {silo} is said to have is pinned for silo {other}: one key stands for one silo"
                 )
