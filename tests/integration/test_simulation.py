@@ -173,7 +173,9 @@ def test_masks_and_their_quorum_hold_in_a_simulation(
     assert (rows["applied"]["macro_exact_match"], rows["scored"]["micro_exact_match"]) == (None, None)
     assert rows["applied"]["micro_exact_match"] is not None, "the sum of their scores"
     pins = tmp_path / "out" / "silos" / "clinic" / "peers.json"
-    assert json.JSONDecoder().raw_decode(pins.read_text())[0]["changes"] == 1, "each of the others' keys was a change of its own"
+    assert json.JSONDecoder().raw_decode(pins.read_text())[0]["changes"] == 1, (
+        "each of the others' keys was a change of its own"
+    )
 
 
 def test_what_cannot_be_simulated_is_said_at_once(networked: Federation, silos: Path, tmp_path: Path) -> None:
