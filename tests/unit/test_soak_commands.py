@@ -1,5 +1,6 @@
 """Commands of a soak are killed and given again until they work, and what must not run meanwhile does not."""
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,12 @@ class Scene:
     """`told` is all that happens, in order; a command that is given again fails as often as `failures` says."""
 
     def __init__(self, root: Path, *, secure: bool = False) -> None:
-        self.root, self.told, self.failures, self.over = root, [], 0, False
+        self.root, self.failures, self.over = root, 0, False
+        self.told: list[str] = []
         self.folder = CoordinatorFolder(root / "coordinator")
         self.shape = SimpleNamespace(silos=("bank-a",), secure=secure)
         self.now = 0.0
+        self.known = ["bank-a"]
 
     def agent(self, silo: str) -> SiloFolder:
         return SiloFolder(self.root / silo)
@@ -57,7 +60,7 @@ class Scene:
             self.failures -= 1
             raise StateError("not yet")
         self.told.append(f"run {words[0]}")
-        return "token\n"
+        return json.dumps({"silos": [{"silo": name} for name in self.known]}) if words[0] == "status" else "token\n"
 
     def commander(self) -> Commander:
         return Commander(self, random.Random(1), self.begin, self.run, lambda: self.now, lambda seconds: None)  # type: ignore[arg-type]
@@ -79,6 +82,25 @@ def test_a_command_that_never_works_ends_the_soak(tmp_path: Path, over: bool) ->
     with pytest.raises(StateError, match="not yet"):
         scene.commander().give_one("gc")
     assert scene.failures == (99 if over else 98)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_revocation_that_was_done_before_the_kill_finds_nobody_and_is_done(tmp_path: Path, known: bool) -> None:
+    class Refusing(Scene):
+        def run(self, module: str, *words: str, log: Path) -> str:
+            if words[0] == "revoke" and self.now < 1000.0:
+                self.now += 100.0
+                raise StateError("nobody could be revoked")
+            return super().run(module, *words, log=log)
+
+    scene = Refusing(tmp_path)
+    if known:
+        scene.known.append("guest")
+        with pytest.raises(StateError, match="nobody could be revoked"):
+            scene.commander().give_one("invite")
+    else:
+        scene.commander().give_one("invite")
+        assert scene.told[-3:] == ["begin revoke", "kill", "run status"]
 
 
 def test_restore_and_upgrade_are_given_while_the_coordinator_is_down(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class Register:
         """
         if not known and not any(item.identity == identity for item in self._known.values()):
             raise StateError(
-                f"{identity.uri} has no certificate that could be revoked: coordinator status names the silos"
+                f"{identity.uri} has no certificate that could be revoked, and no open invitation: coordinator status "
+                "names the silos"
             )
         await self._threads.store(self._store.revoke, identity, self._clock())
         await self.reload()
