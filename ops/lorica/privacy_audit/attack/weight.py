@@ -8,6 +8,7 @@ without, are computed once, by the function that silos use.
 
 import copy
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -32,9 +33,7 @@ def attack_weight(included: Truths, *, noise_multiplier: float, claimed: float, 
     """The evidence for each coin; `noise_multiplier` is what is drawn
     with, `claimed` what the attacker reckons with.
     """
-    model = canary_model(1, seed)
-    learnt = copy.deepcopy(model)
-    _learn(learnt)
+    model, learnt = models(seed)
     records = _OTHERS + math.ceil(8 * claimed)
     sums = {there: [_sum(one, records + there) for one in (model, learnt)] for there in (False, True)}
     without, with_canary = ((before - after) * BOUND / GRID for before, after in (sums[False], sums[True]))
@@ -53,6 +52,15 @@ def attack_weight(included: Truths, *, noise_multiplier: float, claimed: float, 
     )
     found: Vector = (released - (without + with_canary) / 2) * (with_canary - without) / (claimed * BOUND) ** 2
     return found
+
+
+@lru_cache(maxsize=1)
+def models(seed: int) -> tuple[T5, T5]:
+    """Before it learnt the canary, and after: the same for each claim, with noise and without."""
+    model = canary_model(1, seed)
+    learnt = copy.deepcopy(model)
+    _learn(learnt)
+    return model, learnt
 
 
 def _sum(model: T5, records: int) -> int:
