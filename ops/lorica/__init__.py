@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from lorica import secure_aggregation
     from lorica.experiments.definition import Study
     from lorica.experiments.run import run_study as experiment
-    from lorica.simulation.run import Simulated, silos_in, simulate
+    from lorica.simulation.run import silos_in, simulate
+    from lorica.simulation.simulated import Simulated
     from lorica_coordinator.aggregation.trimmed_mean import trimmed_mean
     from lorica_coordinator.edges.sums.reducers.chosen import REDUCERS
     from lorica_coordinator.edges.sums.reducers.reducer import Reducer
@@ -75,7 +76,7 @@ _WHERE: Final = {
     "Plan": "silo_wire.plans.plan:Plan",
     "PlanBundle": "silo_wire.plans.plan:PlanBundle",
     "Reducer": "lorica_coordinator.edges.sums.reducers.reducer:Reducer",
-    "Simulated": "lorica.simulation.run:Simulated",
+    "Simulated": "lorica.simulation.simulated:Simulated",
     "SizedModel": "lorica_coordinator.plans.model_source:SizedModel",
     "Study": "lorica.experiments.definition:Study",
     "Weighting": "silo_wire.weightings.weighting:Weighting",
