@@ -15,7 +15,6 @@ from lorica_coordinator.settings import Settings, reachable
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
-from lorica_security.on_disk.log_file import AuditLog
 from silo_wire.canonical import Digest
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
     from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
     from lorica_coordinator.plans.plan_shelf import PlanShelf
+    from lorica_security.on_disk.log_file import AuditLog
     from lorica_security.privacy.ledger import Entry
     from silo_wire.plans.plan import Plan, PlanBundle
 
@@ -90,8 +90,10 @@ class Coordinator:
 
         return ReleaseLedger(self.settings.state_folder / "privacy")
 
-    def audit(self, clock: Callable[[], float] = time.time) -> AuditLog:
+    def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""
+        from lorica_security.on_disk.log_file import AuditLog
+
         writer = Identity(self.federation, Role.COORDINATOR).uri
         return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
 

@@ -1,4 +1,4 @@
-"""Lorica as a library: plans, simulated federations and studies, weightings, accounting, secure aggregation.
+"""Lorica as a library: plans, simulated federations and studies, weightings, reducers, accounting, secure aggregation.
 
 Each name is imported when it is first used, so `import lorica` takes no time and brings neither PyTorch nor gRPC.
 
@@ -6,6 +6,16 @@ Examples:
     >>> import lorica
     >>> [weighting.name for weighting in lorica.WEIGHTINGS]
     ['lorar', 'size', 'loss_reduction', 'equal', 'fednova', 'q_fedavg']
+
+    Reducers make the next model of the silos' deltas. One that is robust leaves out what is furthest off, here the
+    smallest and the largest value of each parameter; a row of the tensor is the delta of one silo:
+
+    >>> import torch
+    >>> [reducer.name for reducer in lorica.REDUCERS]
+    ['plain', 'trimmed_mean', 'median', 'multi_krum', 'centred_clipping', 'masked', 'noised']
+    >>> deltas = torch.tensor([[0.25, -9.0], [0.5, 0.5], [9.0, 0.75]])
+    >>> lorica.trimmed_mean(deltas, 1, torch.empty(2)).tolist()
+    [0.5, 0.5]
 
     What a thousand steps cost, each with noise of twice the bound, on a hundredth of the records drawn anew for each:
 
@@ -21,7 +31,11 @@ if TYPE_CHECKING:
     from lorica import secure_aggregation
     from lorica.experiments.definition import Study
     from lorica.experiments.run import run_study as experiment
-    from lorica.simulation.run import Simulated, silos_in, simulate
+    from lorica.simulation.run import silos_in, simulate
+    from lorica.simulation.simulated import Simulated
+    from lorica_coordinator.aggregation.trimmed_mean import trimmed_mean
+    from lorica_coordinator.edges.sums.reducers.chosen import REDUCERS
+    from lorica_coordinator.edges.sums.reducers.reducer import Reducer
     from lorica_coordinator.plans.model_source import FolderModel, HubModel, SizedModel
     from lorica_coordinator.plans.plan_folder import create_plan
     from lorica_security.errors import LoricaError
@@ -31,12 +45,14 @@ if TYPE_CHECKING:
     from silo_wire.weightings.weighting import Weighting
 
 __all__ = [
+    "REDUCERS",
     "WEIGHTINGS",
     "FolderModel",
     "HubModel",
     "LoricaError",
     "Plan",
     "PlanBundle",
+    "Reducer",
     "Simulated",
     "SizedModel",
     "Study",
@@ -48,16 +64,19 @@ __all__ = [
     "secure_aggregation",
     "silos_in",
     "simulate",
+    "trimmed_mean",
 ]
 
 _WHERE: Final = {
+    "REDUCERS": "lorica_coordinator.edges.sums.reducers.chosen:REDUCERS",
     "WEIGHTINGS": "silo_wire.weightings.named:WEIGHTINGS",
     "FolderModel": "lorica_coordinator.plans.model_source:FolderModel",
     "HubModel": "lorica_coordinator.plans.model_source:HubModel",
     "LoricaError": "lorica_security.errors:LoricaError",
     "Plan": "silo_wire.plans.plan:Plan",
     "PlanBundle": "silo_wire.plans.plan:PlanBundle",
-    "Simulated": "lorica.simulation.run:Simulated",
+    "Reducer": "lorica_coordinator.edges.sums.reducers.reducer:Reducer",
+    "Simulated": "lorica.simulation.simulated:Simulated",
     "SizedModel": "lorica_coordinator.plans.model_source:SizedModel",
     "Study": "lorica.experiments.definition:Study",
     "Weighting": "silo_wire.weightings.weighting:Weighting",
@@ -68,6 +87,7 @@ _WHERE: Final = {
     "secure_aggregation": "lorica.secure_aggregation",
     "silos_in": "lorica.simulation.run:silos_in",
     "simulate": "lorica.simulation.run:simulate",
+    "trimmed_mean": "lorica_coordinator.aggregation.trimmed_mean:trimmed_mean",
 }
 """A module, or `module:name`."""
 

@@ -123,20 +123,18 @@ def simulate_command(
         _estimate(plan, silos, out, device=device, threads=threads, workers=workers)
         return
     from lorica.simulation import report
-    from lorica.simulation.run import logging_to, silos_in, simulate
+    from lorica.simulation.run import silos_in, simulate
 
     console = terminal()
-    with logging_to(out / "simulation.log"):
-        done = simulate(
-            plan,
-            silos_in(silos),
-            out,
-            device=device,
-            threads=threads,
-            workers=workers,
-            on_round=lambda row: report.print_round(console, row),
-        )
-    report.write(out, done)
+    done = simulate(
+        plan,
+        silos_in(silos),
+        out,
+        device=device,
+        threads=threads,
+        workers=workers,
+        on_round=lambda row: report.print_round(console, row),
+    )
     report.print_end(console, done, out)
 
 
@@ -179,17 +177,11 @@ def experiment(
     from lorica.experiments.run import run_study
 
     study = Study.read(file)
-    if not report:
-        run_study(
-            study,
-            out,
-            data=file.parent if data is None else data,
-            device=device,
-            threads=threads,
-            jobs=jobs,
-            console=terminal(),
-        )
-    print(write_report(study, out))
+    if report:
+        print(write_report(study, out))
+        return
+    of_data = file.parent if data is None else data
+    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, console=terminal()))
 
 
 @app.command()

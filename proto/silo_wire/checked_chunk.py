@@ -123,7 +123,7 @@ class CheckedRound:
 
     @property
     def chunks(self) -> range:
-        """Those of the masked vectors; the last one may have nothing but words of the tail."""
+        """The indices of a masked vector's chunks; the last chunk may hold words of the tail alone."""
         return range(-(-(self.elements + EXTRA_WORDS) // self.chunk_elements))
 
     @cached_property

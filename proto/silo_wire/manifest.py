@@ -133,7 +133,7 @@ def masked_layout(words: int) -> Layout:
 
 
 SCORES_ALONE = Layout("float32", (TensorSpec("scores_alone", (1,)),))
-"""Of the delta of a closing round, in which scores travel and nobody trains: one coordinate that does not move."""
+"""The layout of a delta in a closing round, where silos send scores and do not train: one coordinate, which is 0."""
 
 
 def _text(value: object) -> str:

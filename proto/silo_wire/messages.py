@@ -261,8 +261,8 @@ class AgentPhase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPieces:
-    """Of a chunk that is made again: whose masked vector, and whether the master before, whoever checks it has itself;
-    they travel empty."""
+    """Which pieces of a chunk the silo that checks it has already, so that they are sent empty: the masked vector of
+    `vector_of`, and the master of the round before."""
 
     vector_of: SiloName | None = None
     master: bool = False

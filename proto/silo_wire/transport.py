@@ -156,7 +156,7 @@ _OVERWRITTEN: Final = "Internal error from Core"
 
 
 def _at_once(attribute: Coroutine[Any, Any, R]) -> R:
-    """What the coroutine of a call that is over returns; it has nothing to wait for."""
+    """The result of an attribute of a call that has ended. gRPC makes it a coroutine, which ends without waiting."""
     try:
         attribute.send(None)
     except StopIteration as result:

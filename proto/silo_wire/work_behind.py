@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Final
 
 MOST_WAITING: Final = 3
-"""Pieces that wait before `put` does: with chunks of 1 MiB, and what is on its way, less than the 8 MiB that may be
-sent twice."""
+"""How many pieces may wait; then `put` waits as well. With chunks of 1 MiB, these and the pieces on their way are less
+than the 8 MiB that may be sent twice."""
 _TOGETHER: Final = 2
-"""So many are begun at once; waking a thread for each alone costs more."""
+"""How many pieces a thread is woken for: to wake it for each one costs more."""
 
 
 class WorkBehind:
-    """Of one task on one event loop."""
+    """Belongs to one task on one event loop."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads

@@ -1,6 +1,5 @@
 """The agent itself: `silo-agent enroll`, `start`, `pause`, `resume`, `status`."""
 
-import asyncio
 import json
 import signal
 import sys
@@ -64,6 +63,8 @@ def enroll(
     directory: Dir = None,
 ) -> None:
     """Make this silo's keys, prove the token, and store the certificate. Private keys never leave the folder."""
+    import asyncio
+
     from lorica_security.audit.entry import Event
     from lorica_security.identity.enrolment_token import decode
     from lorica_security.identity.identity_key import public_key_bytes
@@ -99,6 +100,8 @@ def start(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Run the agent until SIGTERM or Ctrl-C. SIGHUP makes it read `pause` and `resume` again."""
+    import asyncio
+
     import structlog
 
     from lorica_security.host import ballast

@@ -1,6 +1,5 @@
 """`silo-agent identity`: this silo's identity key, which others pin, and its successor."""
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -48,6 +47,8 @@ def show(directory: Dir = None, as_json: Json = False) -> None:
 @identity_app.command()
 def rotate(directory: Dir = None) -> None:
     """Make a new identity key, named by the present one. Silos that pinned this one follow by themselves."""
+    import asyncio
+
     from lorica_security.host.process_lock import ProcessLock
     from lorica_security.identity.key_text import key_text
     from silo_agent.edges.memory.identity_succession import predecessors
@@ -72,6 +73,8 @@ def finish_rotation(folder: SiloFolder, on_trouble: "Callable[[str], None]") -> 
 
     The caller holds the folder's lock. Raises what the coordinator says.
     """
+    import asyncio
+
     from lorica_security.host.files import is_there
 
     def unreachable(problem: LoricaError, seconds: float) -> None:

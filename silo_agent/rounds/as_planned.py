@@ -37,7 +37,7 @@ class AsPlanned:
         return f"scores of round {number} were ordered, at which the plan has none"
 
     def model_of(self, order: Train | Evaluate) -> ModelOf | None:
-        """Which of the plan's models the order has to be about; None where any will do.
+        """Which of the plan's models the order must name; None where it may name any.
 
         In the clear a round may begin with another model than an attempt before: a coordinator that was put back from a
         backup makes its rounds again, and sees of each what it saw before.
@@ -52,5 +52,5 @@ class AsPlanned:
 
 
 def second_model(known: Mapping[ModelOf, Digest], of: ModelOf | None, model: Digest) -> bool:
-    """Whether another model was handed out before in this one's place."""
+    """Whether the coordinator handed out another model before as that of the same round."""
     return of is not None and known.get(of, model) != model

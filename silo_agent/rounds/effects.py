@@ -96,7 +96,7 @@ class ReportEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Stop the work under way; no result of it will be looked at."""
+    """Stop the work under way; its result is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,8 @@ class JournalRoundModel:
 
 @dataclass(frozen=True, slots=True)
 class JournalUpdate:
-    """Before the first byte of it leaves. `made_for` is the attempt whose file it is, where that is another."""
+    """The update is recorded before its first byte leaves. `made_for`: the attempt whose file it is, where it was made
+    for another one."""
 
     update: SavedUpdate
     made_for: RoundKey | None = None

@@ -68,7 +68,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskAnswered:
-    """What a Mask order asked for is delivered. `revealed`: it was the shares, so that nothing further is asked."""
+    """The answer to a Mask order is delivered. `revealed`: it held the shares, and nothing more is asked."""
 
     key: RoundKey
     revealed: bool
@@ -96,7 +96,7 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnwanted:
-    """The coordinator no longer takes what the work under way would give: its phase is over."""
+    """The coordinator no longer takes the result of the work under way: its phase is over."""
 
     detail: str
 

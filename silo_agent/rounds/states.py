@@ -38,7 +38,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The delta is here to be masked; others still train, or answer."""
+    """This silo's delta is ready to be masked; other silos still train, or have yet to answer."""
 
     update: SavedUpdate
 
@@ -103,7 +103,7 @@ class Reporting:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """This silo's part of the phase is delivered; `evaluation` is kept in case it is asked for again."""
+    """This silo has delivered its part of the phase; it keeps `evaluation`, which may be asked for again."""
 
     order: Train | Mask | Evaluate
     evaluation: Evaluation | None = None
@@ -127,7 +127,7 @@ class Collecting:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The plan is finished and its best model was fetched, or did not come."""
+    """The plan is finished; its best model was fetched, or the download failed."""
 
     order: Finished
 

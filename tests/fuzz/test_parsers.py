@@ -28,7 +28,7 @@ from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.audit.signed_head import SignedHead, heads_from_lines
 from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
-from lorica_security.identity.enrolment_token import PREFIX, decode, encode, mint
+from lorica_security.identity.enrolment_token import PREFIX, decode, encode
 from lorica_security.identity.identity_key import public_key_from_bytes, verify
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.csr import certificate_request, check_request
@@ -93,6 +93,7 @@ from silo_wire.v1 import secure_aggregation_pb2 as pb
 from tests.fuzz.mutations import spoilt_bytes, spoilt_json, spoilt_message
 from tests.support import secagg_federation as secagg
 from tests.support.federation_peer import small_bundle
+from tests.support.tokens import mint
 
 CASES = int(os.environ.get("FUZZ_CASES", "300"))
 fuzz = settings(

@@ -33,7 +33,7 @@ from lorica_security.errors import (
     StorageError,
     Unreachable,
 )
-from lorica_security.identity.enrolment_token import encode, mint
+from lorica_security.identity.enrolment_token import encode
 from lorica_security.pki.pins import spki_pin
 from silo_agent.cli import main as agent_main
 from silo_agent.edges.disk.silo_folder import SiloFolder
@@ -50,6 +50,7 @@ from tests.support.coordinator import (
 )
 from tests.support.coordinator import federation_template as federation_template
 from tests.support.tiny_t5 import SCHEMA
+from tests.support.tokens import mint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ from lorica.experiments.definition import SETUPS, Study, Value
 from lorica.experiments.paper_round import PAPER, cut
 from lorica.experiments.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
 from lorica.experiments.results_file import results
-from lorica.simulation.run import Simulated
+from lorica.simulation.simulated import Simulated
 from lorica_coordinator.plans.model_source import FolderModel
 from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.errors import ConfigurationError

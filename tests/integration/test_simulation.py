@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from lorica.cli import app
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
-from lorica.simulation import report
 from lorica.simulation.run import silos_in, simulate
 from lorica_coordinator.plans.plan_folder import compile_plan
 from lorica_coordinator.rounds.cohorts.drawn import place
@@ -131,11 +131,16 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
     def cut(row: RoundRow) -> None:
         raise KeyboardInterrupt
 
+    structlog.reset_defaults()  # of a test before
     plan = networked.plans / "small"
     with pytest.raises(KeyboardInterrupt):
         simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1, workers=workers, on_round=cut)
+    assert not (tmp_path / "out" / "summary.json").exists()
     went_on = simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1)
-    report.write(tmp_path / "out", went_on)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["final_model"] == went_on.final
+    logged = [json.loads(line) for line in (tmp_path / "out" / "simulation.log").read_text().splitlines()]
+    assert {"info"} <= {line["level"] for line in logged}
+    assert not structlog.is_configured()
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     assert [row["model"] for row in rounds_of(tmp_path / "out")] == [row["model_digest"] for row in over_network]
     for name, points in went_on.losses.items():

@@ -13,7 +13,8 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.simulation import going_on
 from lorica.simulation.forecast.dry_run import dry_run
-from lorica.simulation.run import Simulated, silos_in, simulate
+from lorica.simulation.run import silos_in, simulate
+from lorica.simulation.simulated import Simulated
 from lorica_coordinator.cli import main as coordinator
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.model_store import ModelStore

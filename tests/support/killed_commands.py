@@ -104,11 +104,11 @@ def _opening(real: Callable[..., int], steps: Steps) -> Callable[..., int]:
 
 
 def _connecting(real: Callable[..., Any], steps: Steps, within: Path) -> Callable[..., Any]:
-    """A copy of a database is made by one statement of SQLite's own."""
+    """A copy of a database is made by one statement of SQLite's own, and the silo's journal is committed by one."""
 
     class Mortal(sqlite3.Connection):
         def execute(self, sql: str, *arguments: Any) -> Any:
-            if sql.startswith("VACUUM"):
+            if sql.startswith(("VACUUM", "COMMIT")):
                 steps.meet(sql, within)
             return super().execute(sql, *arguments)
 

@@ -10,11 +10,12 @@ import pytest
 from lorica.demo.ports import free_ports
 from lorica_security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
 from lorica_security.identifiers import FederationName, Identity, Role
-from lorica_security.identity.enrolment_token import EnrolmentToken, mint
+from lorica_security.identity.enrolment_token import EnrolmentToken
 from lorica_security.pki.pins import spki_pin
 from silo_agent.edges.wire.enrolment_client import enrol
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.federation_peer import FEDERATION, SILO, EnrolmentPeer, FederationPeer, TestNet, tls_pair
+from tests.support.tokens import mint
 
 NET = TestNet.create()
 IMPOSTOR = TestNet.create()  # the same names, another CA: what an intercepting proxy or an impostor has

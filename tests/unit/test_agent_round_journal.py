@@ -88,6 +88,33 @@ def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_an_update_that_cannot_be_recorded_leaves_the_one_before(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.update_file(KEY).write_bytes(DATA)
+    journal.record(JournalUpdate(UPDATE))
+    unwritable = replace(UPDATE, key=replace(KEY, attempt=3), masked=None)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"cannot be used: NOT NULL constraint failed: updates\.masked"):
+        journal.record(JournalUpdate(unwritable))
+    assert journal.saved_update() == UPDATE
+    journal.set_paused(True)
+    assert journal.paused(), "that transaction is over"
+    journal.close()
+
+
+def test_threads_of_one_process_take_turns(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+
+    def write(number: int) -> None:
+        journal.set_fact(f"fact {number}", str(number))
+        journal.record_refusal("rule", str(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(40)))
+    assert [journal.fact(f"fact {number}") for number in range(40)] == [str(number) for number in range(40)]
+    assert {int(refusal.detail) for refusal in journal.refusals(100)} == set(range(40))
+    journal.close()
+
+
 def test_a_private_update_is_kept_for_another_attempt_under_its_name(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     private = replace(UPDATE, private=True)

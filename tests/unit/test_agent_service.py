@@ -335,10 +335,11 @@ async def test_a_silos_people_are_told_what_its_loss_fell_by_and_where_it_did_no
     async with silo.running():
         await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
         await peer.until(lambda: any(update.committed for update in peer.updates.values()))
+        saved = silo.journal.saved_update()
     assert [note["round"] for note in silo.notes.of("no-loss-reduction")] == noted
-    assert last_loss_reduction(bundle, silo.journal.saved_update()) == told
+    assert last_loss_reduction(bundle, saved) == told
     other = small_bundle(seed=1)
-    assert last_loss_reduction(other, silo.journal.saved_update()) is None, "of another plan it tells nothing"
+    assert last_loss_reduction(other, saved) is None, "of another plan it tells nothing"
 
 
 async def test_the_same_order_after_a_reconnection_trains_once(peer: FederationPeer, silo: Silo) -> None:

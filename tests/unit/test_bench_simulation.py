@@ -3,6 +3,7 @@ spared that."""
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from lorica.bench.simulation import stopwatch
 from lorica.bench.simulation.run import FOLDER, Choice, run_bench_simulation
 from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, REST, TRAINING, Stopwatch
 from lorica.simulation import disk
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_security.errors import ConfigurationError
-from lorica_security.identifiers import SiloName
+from lorica_security.identifiers import SiloName, federation_name
 from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.training import local_trainer
 
@@ -67,13 +69,19 @@ def test_an_unknown_size_is_refused_before_anything_runs(tmp_path: Path) -> None
 
 
 def synchronous(path: Path) -> int:
-    """Of a journal that has just been opened there: what SQLite waits for at the end of a transaction."""
-    journal = RoundJournal(path, updates=path.parent, silo=SiloName("clinic"))
+    """Of a coordinator's state that has just been opened there: what SQLite waits for at the end of a transaction."""
+    store = SqlRoundStore(path, federation_name("clinics"))
     try:
-        with journal._transaction() as connection:
+        with store._transaction() as connection:
             return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
     finally:
-        journal.close()
+        store.close()
+
+
+def synchronous_of_journal(path: Path, **how: bool) -> int:
+    """The same of a silo's journal."""
+    with closing(RoundJournal(path, updates=path.parent, silo=SiloName("clinic"), **how)) as journal:
+        return int(journal._connection.execute("PRAGMA synchronous").fetchone()[0])
 
 
 def test_only_within_a_simulation_is_the_disk_not_waited_for(tmp_path: Path) -> None:
@@ -84,6 +92,8 @@ def test_only_within_a_simulation_is_the_disk_not_waited_for(tmp_path: Path) -> 
         os.fsync(-1)  # of nothing, which is an error where it is waited for
     assert os.fsync is sync
     assert synchronous(tmp_path / "after.db") == 2
+    assert synchronous_of_journal(tmp_path / "agent.db") == 2
+    assert synchronous_of_journal(tmp_path / "simulated.db", synced=False) == 0
 
 
 def test_the_disk_is_waited_for_again_after_a_simulation_that_failed() -> None:

@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from lorica.demo.processes import environment
 from lorica_coordinator.cli import app as coordinator_app
 from lorica_security.console.command_table import Row, commands_of
 from silo_agent.cli import app as silo_app
+from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.keys.key_store import store_credentials
+from tests.support.federation_peer import TestNet
 
 PROGRAMS = {"coordinator": coordinator_app, "silo-agent": silo_app}
 HEAVY = {"torch", "transformers", "numpy", "scipy", "sqlalchemy", "alembic", "opacus", "peft", "sqlglot", "structlog"}
@@ -52,12 +56,20 @@ def test_help_loads_no_command(module: str, commands: str) -> None:
     assert not {name for name in loaded_by(module, "--help") if name.startswith((commands, "pydantic", "cryptography"))}
 
 
-@pytest.mark.parametrize(
-    ("module", "needed"),
-    [("lorica_coordinator", set[str]()), ("silo_agent", {"sqlalchemy"})],  # the journal is a database
-)
-def test_status_loads_nothing_that_computes(module: str, needed: set[str], tmp_path: Any) -> None:
-    assert not (HEAVY - needed) & loaded_by(module, "status", "--dir", str(tmp_path))
+def test_a_silos_status_loads_no_more_than_it_tells_of(tmp_path: Path) -> None:
+    silo = SiloFolder(tmp_path)
+    store_credentials(silo, TestNet.create().credentials("localhost:1"))
+    silo.make()
+    loaded = loaded_by("silo_agent", "status", "--dir", str(tmp_path))
+    assert not (HEAVY | {"grpc", "asyncio"}) & loaded
+    assert "silo_agent.edges.disk.round_journal" in loaded, "it came to its end"
+
+
+def test_a_coordinators_status_asks_by_a_call_and_loads_nothing_of_what_answers(tmp_path: Path) -> None:
+    loaded = loaded_by("lorica_coordinator", "status", "--dir", str(tmp_path))
+    answers = ("silo_wire.messages", "silo_wire.codecs", "silo_wire.plans", "lorica_security.secure_aggregation")
+    assert not {name for name in loaded if name in HEAVY or name.startswith((*answers, "lorica_coordinator.rounds"))}
+    assert "lorica_coordinator.edges.operator_host.operator_client" in loaded
 
 
 def test_a_mistyped_command_is_told_of_the_nearest_and_an_unknown_one_is_refused() -> None:

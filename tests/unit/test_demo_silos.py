@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorica.cli import app
-from lorica.demo.nearest_neighbour import nearest_neighbour_answers, nearest_neighbour_exact_match
+from lorica.demo.nearest_neighbour import nearest_neighbour_answers
 from lorica.demo.silos.silos import SILOS, Record, Splits, fill_database, questions, schema, write_silo
 from lorica.demo.silos.specification import Shape, SiloSpecification, Table, key, text
 from lorica_security.errors import ConfigurationError
@@ -25,6 +26,12 @@ every_seed = pytest.mark.parametrize("seed", SEEDS)
 @cache
 def splits_of(name: str, seed: int) -> Splits:
     return questions(next(silo for silo in SILOS if silo.name == name), seed=seed)
+
+
+def nearest_neighbour_exact_match(train: Sequence[Record], held_out: Sequence[Record]) -> float:
+    """The share of `held_out` that the baseline answers with the gold SQL, 0 to 1."""
+    answers = nearest_neighbour_answers(train, [record.question for record in held_out])
+    return sum(answer == record.query for answer, record in zip(answers, held_out, strict=True)) / len(held_out)
 
 
 def test_four_silos_differ_tenfold_in_size_and_in_every_schema() -> None:

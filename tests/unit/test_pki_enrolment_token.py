@@ -17,12 +17,12 @@ from lorica_security.identity.enrolment_token import (
     check_unexpired,
     decode,
     encode,
-    mint,
     secret_digest,
     verify_secret,
 )
 from lorica_security.pki.pins import pin_from_digest
 from tests.support.certificates import FEDERATION, NOW
+from tests.support.tokens import mint
 
 SILO = SiloName("hospital-a")
 PIN = pin_from_digest(bytes(range(32)))
@@ -207,12 +207,6 @@ def test_neither_repr_nor_an_error_shows_the_secret():
         assert TEXT[80:100] not in str(caught.value)
 
 
-def test_each_token_has_its_own_256_bit_secret():
-    minted = [mint(federation=FEDERATION, silo=SILO, ca_pin=PIN, host="h", port=1, now=NOW).secret for _ in range(20)]
-    assert {len(secret) for secret in minted} == {32}
-    assert len(set(minted)) == 20
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -234,12 +228,6 @@ def test_each_token_has_its_own_256_bit_secret():
 def test_a_token_with_an_impossible_field_cannot_be_made(change: dict[str, object]):
     with pytest.raises(ConfigurationError):
         token(**change)
-
-
-@pytest.mark.parametrize("lifetime", [timedelta(0), timedelta(days=-1), timedelta(milliseconds=500)])
-def test_a_token_that_is_born_expired_is_not_minted(lifetime: timedelta):
-    with pytest.raises(ConfigurationError, match="lifetime"):
-        mint(federation=FEDERATION, silo=SILO, ca_pin=PIN, host="h", port=1, now=NOW, lifetime=lifetime)
 
 
 def test_expired_token_is_refused_from_its_last_second_on():

@@ -34,7 +34,7 @@ from lorica_security.errors import (
     WrongTime,
 )
 from lorica_security.identifiers import Identity, Role, SiloName
-from lorica_security.identity import identity_key
+from lorica_security.identity import enrolment_token, identity_key
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs.update_receipt import UpdateReceipt
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
@@ -996,6 +996,13 @@ async def test_stopping_without_a_plan_is_wrong_time(at_work: Running) -> None:
 
 
 # --- enrolment
+
+
+async def test_each_invitation_has_a_256_bit_secret_of_its_own(at_work: Running) -> None:
+    tokens = [(await at_work.service.enrolment.invite("bank-b", 60))[0] for _ in range(4)]
+    held = [enrolment_token.decode(token).secret for token in tokens]
+    assert {len(secret) for secret in held} == {32}
+    assert len(set(held)) == 4
 
 
 async def test_a_replayed_token_is_refused(at_work: Running) -> None:

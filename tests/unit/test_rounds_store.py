@@ -24,7 +24,8 @@ from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
 from lorica_coordinator.rounds.updates import IncludedUpdate
-from lorica_coordinator.service.records import Certificate, EnrolledSilo, Invitation
+from lorica_coordinator.service.issued import Certificate
+from lorica_coordinator.service.records import EnrolledSilo, Invitation
 from lorica_security.errors import AuthenticationError, StorageError
 from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import digest_of

@@ -20,14 +20,11 @@ from lorica_coordinator.edges.operator_host.access_folder import AccessFolder
 from lorica_coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_S, OperatorAccess
 from lorica_coordinator.opened import Coordinator, disks
 from lorica_coordinator.settings import Settings
-from lorica_security.audit.entry import Event
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host import ballast, key_file
 from lorica_security.host.process_lock import ProcessLock, holder
 from lorica_security.identifiers import Identity, Role, federation_name
-from lorica_security.identity.identity_key import identity_key_from_pem
-from lorica_security.on_disk.log_file import AuditLog
 
 if TYPE_CHECKING:
     from lorica_coordinator.edges.server.audited import AuditedOperator
@@ -123,6 +120,10 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
 def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
     """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or
     without it."""
+    from lorica_security.audit.entry import Event
+    from lorica_security.identity.identity_key import identity_key_from_pem
+    from lorica_security.on_disk.log_file import AuditLog
+
     writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
     key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
     log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict
 
 from lorica_coordinator.commands.command_line import (
     AsJson,
@@ -17,7 +16,6 @@ from lorica_coordinator.commands.command_line import (
     reach,
     say,
 )
-from lorica_coordinator.edges.operator_host.export_client import fetch_export
 from lorica_security.console.terminal import Page, terminal
 from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
@@ -161,6 +159,8 @@ def export(
     latest: Annotated[bool, typer.Option("--latest", help="The last model instead of the best by MicroAvg.")] = False,
 ) -> None:
     """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
+    from lorica_coordinator.edges.operator_host.export_client import fetch_export
+
     reached = reach(directory)
     if isinstance(reached, OnTheHost):
         coordinator = reached.coordinator
@@ -184,6 +184,8 @@ async def _status_and_groups(
 
 
 def _json(message: operator_pb2.StatusReply | operator_pb2.RoundRecord) -> dict[str, object]:
+    from google.protobuf.json_format import MessageToDict
+
     value = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for key in ("plan_digest", "model_digest", "best_model_digest"):
         if key in value:

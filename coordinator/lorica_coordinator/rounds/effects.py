@@ -160,7 +160,7 @@ Record = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmDeadline:
-    """In place of the one that was armed before: there is one at most."""
+    """Send DeadlinePassed at this instant. There is one deadline at most: this one replaces the one before."""
 
     at: float
 
@@ -174,7 +174,7 @@ class DisarmDeadline:
 class OpenMasking:
     """Draw what an attempt of secure aggregation among `silos` begins with: gives MaskingOpened.
 
-    `closing`: nobody has trained, and scores alone are summed; so in Aggregate.
+    `closing`: nobody has trained, and only scores are summed. Aggregate has the same key.
     """
 
     key: RoundKey
@@ -185,7 +185,7 @@ class OpenMasking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """Of `updates`, or of what is `masked`."""
+    """Make the next model of `updates`, or of the masked vectors in `masked`: gives the result as an event."""
 
     key: RoundKey
     base_model: Digest
@@ -196,14 +196,14 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardUpdates:
-    """The bytes of this attempt's updates are needed no more."""
+    """Delete the bytes of this attempt's updates: nobody needs them any more."""
 
     key: RoundKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainModels:
-    """Of this plan's models only these are needed."""
+    """Keep these models of the plan, and delete its others."""
 
     plan: Digest
     models: frozenset[Digest]

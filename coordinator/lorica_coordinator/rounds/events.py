@@ -62,10 +62,10 @@ class SiloEnrolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloRevoked:
-    """A silo's keys have lost their worth: it is of no cohort any more, and whatever it has sent for the attempt under
-    way is dropped.
+    """The certificates of a silo are revoked: it leaves every cohort, and what it has sent for the present attempt is
+    dropped.
 
-    What is being summed is summed. `reason` is for the records.
+    A sum that has begun is finished with its update. `reason` is for the records.
     """
 
     now: float
@@ -75,8 +75,8 @@ class SiloRevoked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsChanged:
-    """The release groups that the next masked sum is over: those that stand, else the first ones that are proposed;
-    None: neither.
+    """Which release groups the next masked sum is over: those that stand, else the first ones that were proposed.
+    None where there are neither.
     """
 
     now: float

@@ -78,7 +78,7 @@ class SecureAttempt:
         return state.roster.parameters.fixed_point.words
 
     def would_take(self, masked: MaskedInput) -> bool:
-        """Whether this announcement of a masked vector is sound; else its sender is dropped when it is taken.
+        """Whether this announcement of a masked vector is sound. Where it is not, `stepped` with it drops its sender.
 
         Raises WrongTime or Conflict as `stepped` does.
         """
@@ -86,7 +86,8 @@ class SecureAttempt:
         return not any(isinstance(effect, protocol_effects.Blame) for effect in effects)
 
     def stepped(self, event: protocol_events.Event) -> "tuple[SecureAttempt, tuple[protocol_effects.Effect, ...]]":
-        """After `event`, and what follows but for what the journal and the state already say; `unmask` gives the masks.
+        """The attempt after `event`, and its effects without those that journal and state hold: `unmask` gives the
+        masks.
 
         Raises WrongTime or Conflict and changes nothing; MalformedMessage for an opening whose terms do not hold.
         """

@@ -2,9 +2,19 @@
 
 from dataclasses import dataclass
 
-from lorica_coordinator.service.records import (
-    Certificate,
-)
+from lorica_security.identifiers import Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """One that was issued. Both in hexadecimal: `serial` without leading zeros, `digest` the SHA-256 of its DER."""
+
+    serial: str
+    digest: str
+    identity: Identity
+    issued_unix_s: float
+    expires_unix_s: float
+    revoked_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from lorica_coordinator.rounds.effects import Cause, Record
 from lorica_coordinator.rounds.secure_attempt import MaskedSum
 from lorica_coordinator.rounds.states import State
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
-from lorica_coordinator.service.issued import AuthorityStanding, IssuedCertificate, Trusted
+from lorica_coordinator.service.issued import AuthorityStanding, Certificate, IssuedCertificate, Trusted
 from lorica_coordinator.service.records import (
-    Certificate,
     EnrolledSilo,
     HeldTrust,
     Invitation,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from lorica_security.identifiers import Identity, SiloName
+from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 
@@ -53,18 +53,6 @@ class PresentPlan:
     plan: Digest | None
     models: frozenset[Digest]
     under_way: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """One that was issued. Both in hexadecimal: `serial` without leading zeros, `digest` the SHA-256 of its DER."""
-
-    serial: str
-    digest: str
-    identity: Identity
-    issued_unix_s: float
-    expires_unix_s: float
-    revoked_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

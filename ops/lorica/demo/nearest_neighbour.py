@@ -34,9 +34,3 @@ def nearest_neighbour_answers(train: Sequence[Record], questions: Sequence[str])
         best = max(candidates, key=lambda i: max(overlap[i], SequenceMatcher(None, words[i], asked).ratio()))
         answers.append(train[best].query)
     return answers
-
-
-def nearest_neighbour_exact_match(train: Sequence[Record], held_out: Sequence[Record]) -> float:
-    """The share of `held_out` that the baseline answers with the gold SQL, 0 to 1."""
-    answers = nearest_neighbour_answers(train, [record.question for record in held_out])
-    return sum(answer == record.query for answer, record in zip(answers, held_out, strict=True)) / len(held_out)

@@ -1,8 +1,9 @@
-"""The table of weightings, reducers and step lengths, made of what each says of itself."""
+"""The tables of algorithms and of the ledger's mechanisms, made of what each says of itself."""
 
 from typing import cast, get_args
 
 from lorica.documentation.markdown import markdown_table
+from lorica_security.privacy.mechanisms.named import MECHANISMS
 from silo_wire.algorithm import Algorithm, Number, Promise
 from silo_wire.server_step.step_length import STEP_LENGTHS
 from silo_wire.weightings.named import WEIGHTINGS
@@ -18,6 +19,20 @@ def algorithm_table() -> str:
     reducers = [_row(f"reducer {it.name}", cast(Algorithm, it)) for it in REDUCERS]
     step_lengths = [_row(f'step length `"{it.name}"`', it) for it in STEP_LENGTHS]
     return markdown_table(header, [*weightings, *reducers, *step_lengths])
+
+
+def mechanism_table() -> str:
+    header = ("entry of the ledger", "what was released", "a budget of which unit counts it", "who makes the noise")
+    rows = [
+        (
+            f"`{it.name}`",
+            it.meaning,
+            "of any" if it.of_any_unit else "of the unit in the entry",
+            "several silos together" if it.joint else "one party",
+        )
+        for it in MECHANISMS
+    ]
+    return markdown_table(header, rows)
 
 
 def _row(name: str, it: Algorithm) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from lorica.documentation import docs_commands, rooms
-from lorica.documentation.algorithm_table import algorithm_table
+from lorica.documentation.algorithm_table import algorithm_table, mechanism_table
 from lorica.documentation.forecast_examples import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
@@ -73,6 +73,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "plan": plan_table,
     "plan-model": plan_model_table,
     "algorithms": algorithm_table,
+    "mechanisms": mechanism_table,
     "presets": preset_table,
     "federation": federation_table,
     "silo": silo_table,

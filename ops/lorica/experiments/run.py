@@ -27,11 +27,12 @@ from lorica.experiments.averages import macro_average, micro_average
 from lorica.experiments.data import merged, own_copy, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.practice.warm_up import start
+from lorica.experiments.report import write_report
 from lorica.experiments.results_file import append_result, results
 from lorica.experiments.scoring import scores
 from lorica.simulation.out_folder import make_folder
-from lorica.simulation.report import round_facts
-from lorica.simulation.run import Simulated, logging_to, silos_in, simulate
+from lorica.simulation.run import logging_to, silos_in, simulate
+from lorica.simulation.simulated import Simulated, round_facts
 from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
 from lorica_coordinator.plans.model_source import ModelSource
@@ -50,16 +51,24 @@ _Outcome = dict[str, Any] | StateError
 
 
 def run_study(
-    study: Study, out: Path, *, data: Path, console: Console, device: str = "auto", threads: int = 0, jobs: int = 1
-) -> None:
-    """Do what is not done yet, `jobs` runs at a time; `data` is where the study's paths begin. `threads` are a run's
-    own; 0 shares the cores.
+    study: Study,
+    out: Path,
+    *,
+    data: Path,
+    console: Console | None = None,
+    device: str = "auto",
+    threads: int = 0,
+    jobs: int = 1,
+) -> Path:
+    """Do what is not done yet, `jobs` runs at a time, and write the report, which is returned. `data` is where the
+    study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
 
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
     it at the end. Raises what would end all of them, and Conflict while another study works in `out`. What was under
     way goes on the next time.
     """
     make_folder(out)
+    console = console or Console(quiet=True)
     with ProcessLock(out / "lock", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
@@ -90,6 +99,7 @@ def run_study(
             f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
             "and with --report it shows the others"
         )
+    return write_report(study, out)
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lorica.simulation.round_file import round_file
-from lorica.simulation.run import Simulated
 from lorica.simulation.silo import settings_of
+from lorica.simulation.simulated import Simulated
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.sql_sandbox import Sandbox

@@ -21,7 +21,7 @@ from lorica.privacy_utility.answers import Answers
 from lorica.privacy_utility.comparison import comparison_table, comparisons
 from lorica.privacy_utility.rows import EIGHT, TODAY, Row, keep, read_rows
 from lorica.privacy_utility.silos import HELD_OUT, NAMES, study_silos
-from lorica.simulation.run import logging_to, silos_in, simulate
+from lorica.simulation.run import silos_in, simulate
 from lorica_coordinator.plans.model_source import FolderModel
 from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.terminal import show_table
@@ -114,8 +114,7 @@ def _trained(
                 **settings,
             },
         )
-    with logging_to(place / "simulation.log"):
-        done = simulate(place / "plans" / _PLAN, silos, place / "of", threads=1)
+    done = simulate(place / "plans" / _PLAN, silos, place / "of", threads=1)
     answers = Answers()
     held_out = {name: shared.data(name) for name in NAMES}
     before, after = answers(done.coordinator.folder.root, done.plan, done.final, held_out)

@@ -10,7 +10,7 @@ run that was cut off goes on there where it was.
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from lorica.simulation.out_folder import make_folder
 from lorica.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from lorica.simulation.silo import SimulatedSilo, enrolled, settings_of
 from lorica.simulation.silo_data import lines
+from lorica.simulation.simulated import Simulated, write
 from lorica.simulation.workers.one_bench import OneBench, TakingTurns
 from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
 from lorica.simulation.workers.worker_pool import Died, WorkerPool
@@ -42,29 +43,11 @@ from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.ports import TrainerPort
 from silo_agent.training.device import DeviceSettings, chosen_device
-from silo_wire.canonical import Digest
 from silo_wire.plans.plan import Plan
 
 OnRound = Callable[[RoundRow], None]
 LOOK_S = 1.0
 """Between two looks for rounds that have ended, which are told to people; the rounds wait for nobody."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
-
-    `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the
-    point before. `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
-    """
-
-    coordinator: Coordinator
-    plan: Digest
-    best: Digest
-    final: Digest
-    rows: Sequence[RoundRow]
-    seconds: float
-    losses: Mapping[SiloName, Sequence[tuple[int, float]]]
 
 
 @contextmanager
@@ -111,15 +94,19 @@ def simulate(
     """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes;
     with 1 in this one.
 
+    `out` gets rounds.jsonl and summary.json, and unless this process has logs of its own (structlog), simulation.log.
     Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
     """
     threads = threads_of_a_worker(threads, min(workers, len(silos)))
+    make_folder(out)
     plan = compile_plan(plan_folder).plan
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
-    with ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
-        return asyncio.run(
-            _Simulation(coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round).run()
-        )
+    simulation = _Simulation(coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round)
+    logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
+    with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
+        done = asyncio.run(simulation.run())
+    write(out, done)
+    return done
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
             settings=settings,
             policy=SiloPolicy(rules=settings.policy, silo=credentials.silo),
             credentials=credentials,
-            journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo),
+            journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo, synced=False),
         )
 
     def __exit__(self, *_: object) -> None:

@@ -18,8 +18,8 @@ _INDEX: Final = 0x08  # field 1, varint: `index` of a chunk
 _DATA: Final = 0x12
 _MAX_INDEX: Final = (1 << 32) - 1
 HEAD_BYTES: Final = 16
-"""What stands before the data. Its numbers are padded to this size, so that the data of a received message lies where
-its floats can be computed with as they are; protobuf reads a padded number as any other."""
+"""Bytes of a piece before its data. Numbers in them are padded to this size, so that the floats of a received message
+are aligned and are computed with in place; protobuf reads a padded number as any other."""
 
 Piece = TypeVar("Piece", federation_pb2.ModelPiece, federation_pb2.UpdatePiece)
 

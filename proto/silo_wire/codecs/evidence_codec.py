@@ -39,9 +39,9 @@ from silo_wire.manifest import MAX_CHUNK_BYTES, Manifest
 from silo_wire.v1 import secure_aggregation_pb2 as pb
 
 MAX_CHECKABLE_BYTES: Final = 1 << 28
-"""Of 200 silos: a manifest of each, and what they dealt each other."""
+"""Evidence of a round of 200 silos fits: a manifest of each, and the shares that they dealt each other."""
 MAX_PROOF_BYTES: Final = 1 << 30
-"""With a chunk of each vector."""
+"""The same with a chunk of each vector."""
 
 M = TypeVar("M", bound=Message)
 

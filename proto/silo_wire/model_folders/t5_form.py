@@ -28,36 +28,35 @@ _LONGEST_TEXT: Final = 100
 _TEXTS: Final = ("feed_forward_proj", "dense_act_fn", "tokenizer_class")
 
 
-def t5_values(raw: bytes, shown: str = CONFIG_FILE) -> dict[str, Any]:
-    """What a config.json says; raises MalformedMessage, naming `shown`, the key and the value, where it is not in the
-    form."""
-    values = parsed_file(CONFIG_FILE, raw, shown)
+def t5_values(raw: bytes) -> dict[str, Any]:
+    """What a config.json says; raises MalformedMessage, naming the key and the value, where it is not in the form."""
+    values = parsed_file(CONFIG_FILE, raw)
     if values.get("model_type") != "t5":
         raise MalformedMessage(
-            f"{shown} has model_type {_line(values.get('model_type'))}: only t5 is taken (T5, T5 v1.1, Flan-T5)"
+            f"{CONFIG_FILE} has model_type {_line(values.get('model_type'))}: only t5 is taken (T5, T5 v1.1, Flan-T5)"
         )
     if len(values) > _MOST_KEYS:
-        raise MalformedMessage(f"{shown} has {len(values):,} keys: more than {_MOST_KEYS:,}")
+        raise MalformedMessage(f"{CONFIG_FILE} has {len(values):,} keys: more than {_MOST_KEYS:,}")
     if chosen := [key for key in values if "implementation" in key or "kernel" in key]:
         raise MalformedMessage(
-            f"{shown} has {chosen[0][:_LONGEST_TEXT]}: what computes a model is chosen here, and no code comes from "
-            "a peer; leave it out"
+            f"{CONFIG_FILE} has {chosen[0][:_LONGEST_TEXT]}: what computes a model is chosen here, and no code "
+            "comes from a peer; leave it out"
         )
     if "quantization_config" in values:
-        raise MalformedMessage(f"{shown} asks for quantisation: only float32 models are taken")
+        raise MalformedMessage(f"{CONFIG_FILE} asks for quantisation: only float32 models are taken")
     for key, (least, most) in _RANGES.items():
         value = values.get(key, least)
         if value is None and key in _MAY_BE_NULL:
             continue
         if type(value) is not int or not least <= value <= most:
             raise MalformedMessage(
-                f"{shown} has {key} {_line(value)}: it must be a whole number of {least} to {most:,}"
+                f"{CONFIG_FILE} has {key} {_line(value)}: it must be a whole number of {least} to {most:,}"
             )
     for key in _TEXTS:
         text = values.get(key)
         if text is not None and (not isinstance(text, str) or len(text) > _LONGEST_TEXT):
             raise MalformedMessage(
-                f"{shown} has {key} {_line(text)}: it must be a text of at most {_LONGEST_TEXT} characters"
+                f"{CONFIG_FILE} has {key} {_line(text)}: it must be a text of at most {_LONGEST_TEXT} characters"
             )
     return values
 

@@ -68,10 +68,10 @@ def parsed(raw: bytes, where: str, most_bytes: int) -> dict[str, Any]:
     return value
 
 
-def parsed_file(name: str, raw: bytes, shown: str = "") -> dict[str, Any]:
+def parsed_file(name: str, raw: bytes) -> dict[str, Any]:
     """The same of a file of this name, in which no code may be named either."""
-    value = parsed(raw, shown or name, MOST_BYTES[name])
-    refuse_code(shown or name, value)
+    value = parsed(raw, name, MOST_BYTES[name])
+    refuse_code(name, value)
     return value
 
 

@@ -21,7 +21,6 @@ from lorica_security.privacy.accounting import (
     NeighbouringRelation,
     epsilon_of,
 )
-from lorica_security.privacy.ledger import Mechanism
 from silo_wire.messages import TrainingSummary
 
 LEAST_BOUND, MOST_BOUND = 1e-12, 1e6
@@ -30,7 +29,8 @@ Bound = Annotated[float, Field(ge=LEAST_BOUND, le=MOST_BOUND)]
 MOST_VIEWS = 16
 NoiseMultiplier = Annotated[float, Field(ge=0, le=MOST_NOISE)]
 
-Release = tuple[Mechanism, GaussianRelease]
+Release = tuple[str, GaussianRelease]
+"""The name of a mechanism (lorica_security.privacy.mechanisms), and the numbers of its noise."""
 
 
 class PrivacySection(Section):

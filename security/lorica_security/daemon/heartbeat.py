@@ -16,8 +16,7 @@ from typing import Final
 from lorica_security.daemon.beside import beside
 
 BEAT_S: Final = 10.0
-STALE_S: Final = 60.0
-"""As old as the file may be; the health checks of ops/ say it in minutes (`find -mmin -1`)."""
+"""The health checks of ops/ take a file of a minute for stale (`find -mmin -1`)."""
 
 
 @asynccontextmanager

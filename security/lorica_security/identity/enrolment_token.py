@@ -16,9 +16,8 @@ import binascii
 import hashlib
 import hmac
 import re
-import secrets
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from ipaddress import IPv6Address
 
 from lorica_security.errors import AuthenticationError, ConfigurationError, MalformedMessage
@@ -29,7 +28,6 @@ from lorica_security.pki.validity import as_utc
 
 PREFIX = "lorica1-"
 SECRET_BYTES = 32
-DEFAULT_TOKEN_LIFETIME_HOURS = 72
 MAX_TOKEN_CHARACTERS = 1024
 MAX_PASTED_CHARACTERS = 16 * MAX_TOKEN_CHARACTERS
 """Of the text that a token is looked for in, with all that was wrapped around it."""
@@ -86,32 +84,6 @@ class EnrolmentToken:
 
     def check_unexpired(self, now: datetime) -> None:
         check_unexpired(self.expires_at, silo=self.silo, now=now)
-
-
-def mint(
-    *,
-    federation: FederationName,
-    silo: SiloName,
-    ca_pin: SpkiPin,
-    host: str,
-    port: int,
-    now: datetime,
-    lifetime: timedelta = timedelta(hours=DEFAULT_TOKEN_LIFETIME_HOURS),
-    secret: bytes | None = None,
-) -> EnrolmentToken:
-    """A token with a fresh 256-bit secret (given only by tests), expiring `lifetime` after `now`; raises
-    ConfigurationError."""
-    if lifetime < timedelta(seconds=1):
-        raise ConfigurationError(f"enrolment token lifetime {lifetime} is not allowed: use 1 second or more")
-    return EnrolmentToken(
-        federation=federation,
-        silo=silo,
-        ca_pin=ca_pin,
-        secret=secrets.token_bytes(SECRET_BYTES) if secret is None else secret,
-        expires_at=int(as_utc(now).timestamp()) + int(lifetime.total_seconds()),
-        host=str(parse_host(host)),
-        port=port,
-    )
 
 
 def encode(token: EnrolmentToken) -> str:

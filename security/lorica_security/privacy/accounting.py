@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from lorica_security.errors import ConfigurationError
+from lorica_security.privacy.mechanisms.named import mechanism_named
 
 NeighbouringRelation = Literal["add_or_remove_one", "replace_one"]
 UNLIMITED = math.inf
@@ -129,7 +130,7 @@ class Budget:
         what its unit adds from one vector to another, which is a replacement. A delta of a whole silo
         has noise for that already, and says something of any unit.
         """
-        others = {unit for mechanism, unit in kinds if mechanism != "delta"} - {self.unit}
+        others = {unit for mechanism, unit in kinds if not mechanism_named(mechanism).of_any_unit} - {self.unit}
         if self.unit and others:
             return None
         return "replace_one" if others else self.relation

@@ -6,16 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Protocol
 
 from lorica_security.audit.chain import Head, digest_of_entry, line_of_entry, text, whole_number
 from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.privacy.accounting import GaussianRelease
+from lorica_security.privacy.mechanisms.named import mechanism_named
 from lorica_security.privacy.renyi_filter import check_order
-
-Mechanism = Literal["gradients", "loss_reduction", "delta", "joint_gradients"]
-"""What was released: noised gradient sums (as a trained model), a noised scaled loss reduction, a noised delta of a
-silo; a gradient sum whose noise several silos make together, of which only their sum is seen."""
 
 _DOMAIN: Final = "lorica/v1/privacy-ledger"
 _MOST_LINE_BYTES: Final = 4096
@@ -27,7 +24,8 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`at` is for people: seconds since 1970 by the clock of who wrote it.
+    """`at` is for people: seconds since 1970 by the clock of who wrote it. `mechanism` is the name of one of
+    `MECHANISMS`.
 
     `subject` is the digest of what the noise was bound to, where the same release may be made again and counts once;
     else empty.
@@ -45,7 +43,7 @@ class Entry:
     plan: str
     round: int
     attempt: int
-    mechanism: Mechanism
+    mechanism: str
     release: GaussianRelease
     at: int
     subject: str = ""
@@ -106,7 +104,7 @@ def head_of(entries: Sequence[Entry]) -> Head:
 def next_entry(
     entries: Sequence[Entry],
     key: Attempt,
-    mechanism: Mechanism,
+    mechanism: str,
     release: GaussianRelease,
     *,
     at: int,
@@ -190,7 +188,7 @@ def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) ->
 def _entry(line: bytes, where: str) -> Entry:
     try:
         value: Any = json.loads(line)
-        if len(line) > _MOST_LINE_BYTES or not isinstance(value, dict) or value["mechanism"] not in get_args(Mechanism):
+        if len(line) > _MOST_LINE_BYTES or not isinstance(value, dict):
             raise ValueError("no entry")
         entry = Entry(
             sequence=whole_number(value["sequence"]),
@@ -199,7 +197,7 @@ def _entry(line: bytes, where: str) -> Entry:
             plan=text(value["plan"]),
             round=whole_number(value["round"]),
             attempt=whole_number(value["attempt"]),
-            mechanism=value["mechanism"],
+            mechanism=text(value["mechanism"]),
             release=GaussianRelease(
                 noise_multiplier=float.fromhex(text(value["noise_multiplier"])),
                 sampling_rate=float.fromhex(text(value["sampling_rate"])),
@@ -214,7 +212,7 @@ def _entry(line: bytes, where: str) -> Entry:
         )
         if entry.order:
             check_order(entry.order)
-        if (entry.mechanism == "joint_gradients") != (entry.release.makers > 1):
+        if mechanism_named(entry.mechanism).joint != (entry.release.makers > 1):
             raise ValueError("who makes the noise does not go with what was released")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigurationError) as error:
         raise IntegrityError(f"{where} is no entry of a privacy ledger: the file was edited or damaged") from error

@@ -6,36 +6,16 @@ It holds whether the silo is paused, the plan and the model it works with, the u
 
 import errno
 import os
+import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Connection,
-    Float,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    delete,
-    event,
-    func,
-    inspect,
-    select,
-)
-from sqlalchemy.dialects.sqlite import Insert
-from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from lorica_security.audit.chain import Head
 from lorica_security.errors import LoricaError, StorageError
@@ -65,63 +45,27 @@ MOST_REFUSALS = 10_000
 _FULL = "disk is full"
 """What SQLite says of SQLITE_FULL."""
 
-_metadata = MetaData()
-_facts = Table("facts", _metadata, Column("name", String, primary_key=True), Column("value", String, nullable=False))
-_plans = Table(
-    "plans",
-    _metadata,
-    Column("plan", String, primary_key=True),
-    Column("prepared_unix_s", Float, nullable=False),
+_TABLES = (
+    "facts (name VARCHAR NOT NULL, value VARCHAR NOT NULL, PRIMARY KEY (name))",
+    "plans (plan VARCHAR NOT NULL, prepared_unix_s FLOAT NOT NULL, PRIMARY KEY (plan))",
+    # `header` is an UpdateHeader of federation.proto, unsigned.
+    "updates (plan VARCHAR NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, saved_unix_s FLOAT NOT NULL, "
+    "digest VARCHAR NOT NULL, masked BOOLEAN NOT NULL, private BOOLEAN NOT NULL, header BLOB NOT NULL, "
+    "PRIMARY KEY (plan, round, attempt))",
+    # Of the update that is saved, the model that it was made from: they leave together, under masks.
+    "scores (plan VARCHAR NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, questions INTEGER NOT NULL, "
+    "exact_matches INTEGER NOT NULL, executed INTEGER NOT NULL, execution_matches INTEGER NOT NULL, "
+    "loss INTEGER NOT NULL, PRIMARY KEY (plan, round, attempt))",
+    # Which model was handed out as the one that this round made: for good.
+    "round_models (plan VARCHAR NOT NULL, round INTEGER NOT NULL, model VARCHAR NOT NULL, PRIMARY KEY (plan, round))",
+    # `work` is training or evaluation.
+    "outcomes (number INTEGER NOT NULL, unix_s FLOAT NOT NULL, plan VARCHAR NOT NULL, round INTEGER NOT NULL, "
+    "attempt INTEGER NOT NULL, work VARCHAR NOT NULL, outcome VARCHAR NOT NULL, detail VARCHAR NOT NULL, "
+    "PRIMARY KEY (number))",
+    "refusals (number INTEGER NOT NULL, unix_s FLOAT NOT NULL, rule VARCHAR NOT NULL, detail VARCHAR NOT NULL, "
+    "PRIMARY KEY (number))",
 )
-_updates = Table(
-    "updates",
-    _metadata,
-    Column("plan", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, primary_key=True),
-    Column("saved_unix_s", Float, nullable=False),
-    Column("digest", String, nullable=False),
-    Column("masked", Boolean, nullable=False),
-    Column("private", Boolean, nullable=False),
-    Column("header", LargeBinary, nullable=False),  # federation.proto UpdateHeader, unsigned
-)
-_scores = Table(  # of the update that is saved, the model that it was made from: they leave together, under masks
-    "scores",
-    _metadata,
-    Column("plan", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, primary_key=True),
-    *(Column(field.name, Integer, nullable=False) for field in fields(Scores)),
-)
-_round_models = Table(  # which model was handed out as the one that this round made: for good
-    "round_models",
-    _metadata,
-    Column("plan", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("model", String, nullable=False),
-)
-_outcomes = Table(
-    "outcomes",
-    _metadata,
-    Column("number", Integer, primary_key=True),
-    Column("unix_s", Float, nullable=False),
-    Column("plan", String, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("work", String, nullable=False),  # training, evaluation
-    Column("outcome", String, nullable=False),
-    Column("detail", String, nullable=False),
-)
-
-
-_refusals = Table(
-    "refusals",
-    _metadata,
-    Column("number", Integer, primary_key=True),
-    Column("unix_s", Float, nullable=False),
-    Column("rule", String, nullable=False),
-    Column("detail", String, nullable=False),
-)
+_SET_FACT = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,57 +97,63 @@ class LastModel:
 
 
 class RoundJournal:
-    """Raises StorageError when the file cannot be read or written."""
+    """One connection, which threads take in turn. Not `synced`: what is written may be lost with the host's power.
 
-    def __init__(self, path: Path, *, updates: Path, silo: SiloName) -> None:
+    Raises StorageError when the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, updates: Path, silo: SiloName, synced: bool = True) -> None:
         self._path, self._updates, self._silo = path, updates, silo
+        self._turn = threading.Lock()
         _begin(path)
-        self._engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
-        event.listen(self._engine, "connect", _configure)
+        try:
+            self._connection = _connect(path)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
         try:
             with self._transaction() as connection:
-                tables = inspect(connection).get_table_names()
-                known = select(_facts.c.value).where(_facts.c.name == "schema_version")
-                version = connection.execute(known).scalar() if _facts.name in tables else None
-                if version not in (None, SCHEMA_VERSION) or (version is None and tables):
+                names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                version = _fact(connection, "schema_version") if "facts" in names else None
+                if version not in (None, SCHEMA_VERSION) or (version is None and names):
                     raise _another_release(path, version or "none")
                 _make(connection)
+            if not synced:
+                self._connection.execute("PRAGMA synchronous=OFF")
         except StorageError:
             self.close()
             raise
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._connection.close()
 
     # ---- JournalPort --------------------------------------------------------------------------------------------
 
     def record(self, effect: JournalEffect) -> None:
         match effect:
             case JournalPlan(plan):
-                self._execute(_replacing(_plans, plan=plan, prepared_unix_s=time.time()))
+                self._write(
+                    "INSERT INTO plans VALUES (?, ?) "
+                    "ON CONFLICT (plan) DO UPDATE SET prepared_unix_s = excluded.prepared_unix_s",
+                    (plan, time.time()),
+                )
                 self.set_fact("plan", plan)
                 self._delete_residuals(of_all_but=plan)
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
                 self._delete_checkpoints(but=self.checkpoint_file(model))
             case JournalRoundModel(plan=plan, round=number, model=model):
-                first = upsert(_round_models).values(plan=plan, round=number, model=model).on_conflict_do_nothing()
-                self._execute(first)
+                self._write("INSERT INTO round_models VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (plan, number, model))
             case JournalUpdate(update, made_for):
                 if made_for is not None:
                     self._carry_over(made_for, update.key)
                 self._record_update(update)
             case JournalOutcome(key=key):
-                row = upsert(_outcomes).values(
-                    unix_s=time.time(),
-                    plan=key.plan,
-                    round=key.round,
-                    attempt=key.attempt,
-                    work="evaluation" if effect.evaluation else "training",
-                    outcome=effect.outcome.value,
-                    detail=effect.detail,
+                work = "evaluation" if effect.evaluation else "training"
+                self._write(
+                    "INSERT INTO outcomes (unix_s, plan, round, attempt, work, outcome, detail) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (time.time(), key.plan, key.round, key.attempt, work, effect.outcome.value, effect.detail),
                 )
-                self._execute(row)
             case JournalActivity(activity, key, detail):
                 shown = f" round {key.round} attempt {key.attempt}" if key else ""
                 self.set_fact("activity", f"{activity.value}{shown}{f': {detail}' if detail else ''}")
@@ -212,19 +162,18 @@ class RoundJournal:
         return self.fact("paused") == "yes"
 
     def round_models(self) -> dict[ModelOf, Digest]:
-        with self._transaction() as connection:
-            rows = connection.execute(select(_round_models)).all()
-        return {(Digest(row.plan), row.round): Digest(row.model) for row in rows}
+        rows = self._rows("SELECT plan, round, model FROM round_models")
+        return {(Digest(row["plan"]), row["round"]): Digest(row["model"]) for row in rows}
 
     def saved_update(self) -> SavedUpdate | None:
-        with self._transaction() as connection:
-            row = connection.execute(select(_updates).order_by(_updates.c.saved_unix_s.desc()).limit(1)).first()
-        if row is None:
+        rows = self._rows("SELECT round, masked, private, header FROM updates ORDER BY saved_unix_s DESC LIMIT 1")
+        if not rows:
             return None
+        row = rows[0]
         try:
-            header = update_header_from_wire(federation_pb2.UpdateHeader.FromString(row.header))
+            header = update_header_from_wire(federation_pb2.UpdateHeader.FromString(row["header"]))
         except (DecodeError, LoricaError) as error:
-            raise StorageError(f"{self._path}: the update of round {row.round} does not parse: {error}") from error
+            raise StorageError(f"{self._path}: the update of round {row['round']} does not parse: {error}") from error
         try:
             whole = self.update_file(header.key).stat().st_size == header.manifest.total_bytes
         except OSError:
@@ -236,8 +185,8 @@ class RoundJournal:
             model=header.model,
             manifest=header.manifest,
             summary=header.summary,
-            masked=row.masked,
-            private=row.private,
+            masked=bool(row["masked"]),
+            private=bool(row["private"]),
             scores=self._scores_of(header.key),
         )
 
@@ -251,8 +200,7 @@ class RoundJournal:
         file is another's.
         """
         path = self.update_file(key)
-        with self._transaction() as connection:
-            connection.execute(delete(_updates))
+        self._write("DELETE FROM updates")
         for other in self._updates.glob("*.delta"):
             if other != path and path.exists():
                 other.unlink(missing_ok=True)
@@ -298,73 +246,70 @@ class RoundJournal:
 
     def history(self, last: int) -> Sequence[RecordedOutcome]:
         """The newest outcomes, oldest first."""
-        with self._transaction() as connection:
-            rows = connection.execute(select(_outcomes).order_by(_outcomes.c.number.desc()).limit(last)).all()
-        return [
-            RecordedOutcome(
-                unix_s=row.unix_s,
-                plan=row.plan,
-                round=row.round,
-                attempt=row.attempt,
-                work=row.work,
-                outcome=row.outcome,
-                detail=row.detail,
-            )
-            for row in reversed(rows)
-        ]
+        rows = self._rows(
+            "SELECT unix_s, plan, round, attempt, work, outcome, detail FROM outcomes ORDER BY number DESC LIMIT ?",
+            (last,),
+        )
+        return [RecordedOutcome(**dict(row)) for row in reversed(rows)]
 
     def record_refusal(self, rule: str, detail: str) -> None:
         """Keeps the newest: a coordinator that goes on asking for what is refused must not fill this silo's disk."""
         with self._transaction() as connection:
-            connection.execute(upsert(_refusals).values(unix_s=time.time(), rule=rule, detail=detail))
-            newest = select(func.max(_refusals.c.number)).scalar_subquery()
-            connection.execute(delete(_refusals).where(_refusals.c.number <= newest - MOST_REFUSALS))
+            added = (time.time(), rule, detail)
+            connection.execute("INSERT INTO refusals (unix_s, rule, detail) VALUES (?, ?, ?)", added)
+            connection.execute(
+                "DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?", (MOST_REFUSALS,)
+            )
 
     def refusals(self, last: int) -> Sequence[RecordedRefusal]:
         """The newest refusals, oldest first."""
-        with self._transaction() as connection:
-            rows = connection.execute(select(_refusals).order_by(_refusals.c.number.desc()).limit(last)).all()
-        return [RecordedRefusal(unix_s=row.unix_s, rule=row.rule, detail=row.detail) for row in reversed(rows)]
+        rows = self._rows("SELECT unix_s, rule, detail FROM refusals ORDER BY number DESC LIMIT ?", (last,))
+        return [RecordedRefusal(**dict(row)) for row in reversed(rows)]
 
     def fact(self, name: str) -> str | None:
-        with self._transaction() as connection:
-            value = connection.execute(select(_facts.c.value).where(_facts.c.name == name)).scalar_one_or_none()
-        return None if value is None else str(value)
+        with self._turn_of_a_thread():
+            return _fact(self._connection, name)
 
     def set_fact(self, name: str, value: str) -> None:
-        self._execute(_replacing(_facts, name=name, value=value))
+        self._write(_SET_FACT, (name, value))
 
     # ---- rows ---------------------------------------------------------------------------------------------------
 
     def _scores_of(self, key: RoundKey) -> Scores:
-        of_key = (_scores.c.plan == key.plan, _scores.c.round == key.round, _scores.c.attempt == key.attempt)
-        with self._transaction() as connection:
-            row = connection.execute(select(_scores).where(*of_key)).first()
-        return (
-            NO_SCORES if row is None else Scores(**{field.name: getattr(row, field.name) for field in fields(Scores)})
+        rows = self._rows(
+            "SELECT questions, exact_matches, executed, execution_matches, loss FROM scores "
+            "WHERE plan = ? AND round = ? AND attempt = ?",
+            (key.plan, key.round, key.attempt),
         )
+        return Scores(**dict(rows[0])) if rows else NO_SCORES
 
     def _record_update(self, update: SavedUpdate) -> None:
         header = UpdateHeader(
             key=update.key, model=update.model, manifest=update.manifest, summary=update.summary, signature=b""
         )
         key = update.key
+        saved = {
+            "plan": key.plan,
+            "round": key.round,
+            "attempt": key.attempt,
+            "saved_unix_s": time.time(),
+            "digest": update.manifest.digest,
+            "masked": update.masked,
+            "private": update.private,
+            "header": update_header_to_wire(header, self._silo).SerializeToString(deterministic=True),
+        }
         with self._transaction() as connection:
-            connection.execute(delete(_updates))
-            connection.execute(delete(_scores))
-            told = {"plan": key.plan, "round": key.round, "attempt": key.attempt, **asdict(update.scores)}
-            connection.execute(upsert(_scores).values(**told))
+            connection.execute("DELETE FROM updates")
+            connection.execute("DELETE FROM scores")
             connection.execute(
-                upsert(_updates).values(
-                    plan=key.plan,
-                    round=key.round,
-                    attempt=key.attempt,
-                    saved_unix_s=time.time(),
-                    digest=update.manifest.digest,
-                    masked=update.masked,
-                    private=update.private,
-                    header=update_header_to_wire(header, self._silo).SerializeToString(deterministic=True),
-                )
+                "INSERT INTO scores VALUES "
+                "(:plan, :round, :attempt, :questions, :exact_matches, :executed, :execution_matches, :loss)",
+                saved | asdict(update.scores),
+            )
+            connection.execute(
+                "INSERT INTO updates VALUES "
+                "(:plan, :round, :attempt, :saved_unix_s, :digest, :masked, :private, :header)",
+                saved,
             )
         kept = self.update_file(key)
         for path in self._updates.glob("*.delta"):
@@ -396,35 +341,62 @@ class RoundJournal:
             if path != but:
                 path.unlink(missing_ok=True)
 
-    def _execute(self, statement: Insert) -> None:
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        with self._turn_of_a_thread():
+            return self._connection.execute(query, values).fetchall()
+
+    def _write(self, statement: str, values: Sequence[object] = ()) -> None:
         with self._transaction() as connection:
-            connection.execute(statement)
+            connection.execute(statement, values)
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            reason = str(getattr(error, "orig", None) or error).splitlines()[0]
-            if _FULL in reason:
-                ballast.give_up_above(self._path)  # whoever tries again has room
-            raise StorageError(f"{self._path} cannot be used: {reason}; check the disk, or restore it") from error
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._turn_of_a_thread(), _committed(self._connection):
+            yield self._connection
+
+    @contextmanager
+    def _turn_of_a_thread(self) -> Iterator[None]:
+        with self._turn:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._unusable(error) from error
+
+    def _unusable(self, error: sqlite3.Error) -> StorageError:
+        if _FULL in str(error):
+            ballast.give_up_above(self._path)  # whoever tries again has room
+        return StorageError(f"{self._path} cannot be used: {error}; check the disk, or restore it")
 
 
-def _replacing(table: Table, **values: str | float) -> Insert:
-    statement = upsert(table).values(**values)
-    keys = [column.name for column in table.primary_key]
-    return statement.on_conflict_do_update(
-        index_elements=keys, set_={name: value for name, value in values.items() if name not in keys}
-    )
+def _connect(path: Path | str) -> sqlite3.Connection:
+    """Transactions are begun and ended by who writes; RoundJournal sees to it that threads take turns."""
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
-def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
+@contextmanager
+def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite itself ends one that finds the disk full
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _fact(connection: sqlite3.Connection, name: str) -> str | None:
+    row = connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row["value"])
 
 
 def _begin(path: Path) -> None:
@@ -437,13 +409,8 @@ def _begin(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     try:
-        engine = create_engine(f"sqlite:///{made}")
-        event.listen(engine, "connect", _configure)
-        try:
-            with engine.begin() as connection:
-                _make(connection)
-        finally:
-            engine.dispose()
+        with closing(_connect(made)) as connection, _committed(connection):
+            _make(connection)
         try:
             with suppress(FileExistsError):  # another process was first, with the same
                 os.link(made, path)
@@ -451,19 +418,18 @@ def _begin(path: Path) -> None:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             os.rename(made, path)  # a file system without links
-    except (SQLAlchemyError, OSError) as error:
-        reason = str(getattr(error, "orig", None) or error).splitlines()[0]
-        raise StorageError(f"{path} cannot be written: {reason}") from error
+    except (sqlite3.Error, OSError) as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error
     finally:
         for end in ("", "-wal", "-shm"):
             Path(made + end).unlink(missing_ok=True)
 
 
-def _make(connection: Connection) -> None:
+def _make(connection: sqlite3.Connection) -> None:
     """What is not there yet."""
-    _metadata.create_all(connection)
-    row = upsert(_facts).values(name="schema_version", value=SCHEMA_VERSION).on_conflict_do_nothing()
-    connection.execute(row)
+    for table in _TABLES:
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+    connection.execute("INSERT INTO facts VALUES ('schema_version', ?) ON CONFLICT DO NOTHING", (SCHEMA_VERSION,))
 
 
 def _another_release(path: Path, version: str) -> StorageError:

@@ -20,7 +20,7 @@ from silo_wire.messages import DeclineReason, Evaluate, Mask, Train
 
 
 def begin(agent: Agent, phase: Phase, order: Train | Mask | Evaluate) -> Step:
-    """Under a prepared plan; `phase` is what is left for it."""
+    """Begin `order`, or decline it with the reason. The agent leaves `phase`, in which a plan is prepared."""
     if isinstance(order, Mask):
         return _begin_masking(agent, phase, order)
     assert agent.allows is not None, "a plan is prepared with what it allows"

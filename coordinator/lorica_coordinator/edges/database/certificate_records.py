@@ -5,8 +5,7 @@ from sqlalchemy import Connection, and_, delete, insert, update
 from lorica_coordinator.edges.database.round_records import put_row
 from lorica_coordinator.edges.database.round_tables import certificates, held_trust
 from lorica_coordinator.edges.database.rows import certificate_row
-from lorica_coordinator.service.issued import IssuedCertificate
-from lorica_coordinator.service.records import Certificate
+from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_security.identifiers import Identity
 
 EXPIRED_KEPT_S = 30 * 86_400.0

@@ -51,10 +51,9 @@ from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_fr
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
 from lorica_coordinator.rounds.effects import Record, RoundAbandoned, RoundClosed
 from lorica_coordinator.rounds.states import Idle, State
-from lorica_coordinator.service.issued import IssuedCertificate
+from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_coordinator.service.records import (
     BegunPlan,
-    Certificate,
     EnrolledSilo,
     HeldTrust,
     Invitation,

@@ -5,7 +5,8 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from lorica_coordinator.service.records import COMPLETED, Certificate, EnrolledSilo, MaskedTotals, RoundRow, SiloRow
+from lorica_coordinator.service.issued import Certificate
+from lorica_coordinator.service.records import COMPLETED, EnrolledSilo, MaskedTotals, RoundRow, SiloRow
 from lorica_security.identifiers import Identity, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation

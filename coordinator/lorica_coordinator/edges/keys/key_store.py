@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from lorica_coordinator.edges.keys.authorities import Authorities, require_none
-from lorica_coordinator.service.issued import IssuedCertificate, Trusted
-from lorica_coordinator.service.records import Certificate
+from lorica_coordinator.service.issued import Certificate, IssuedCertificate, Trusted
 from lorica_security.errors import ConfigurationError, MalformedMessage, StateError
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName

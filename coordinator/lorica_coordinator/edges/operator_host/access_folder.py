@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -33,8 +33,10 @@ from lorica_security.pki.peer import identify_client
 from lorica_security.pki.profile import alternative_names, sole_identity
 from lorica_security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
 from lorica_security.pki.trust_bundle import TrustBundle
-from silo_wire.codecs.renewal import RenewalAnswer
-from silo_wire.v1 import operator_pb2
+
+if TYPE_CHECKING:
+    from silo_wire.codecs.renewal import RenewalAnswer
+    from silo_wire.v1 import operator_pb2
 
 ACCESS_FILE = "access.json"
 HELD_BY = (Role.OPERATOR, Role.VIEWER)
@@ -111,7 +113,7 @@ class AccessFolder:
         key_file.write_key(self.next_key, tls_key_to_pem(key), os.environ)
         return certificate_request(key, identity)
 
-    def renew(self, answer: RenewalAnswer, *, now: datetime) -> OperatorAccess:
+    def renew(self, answer: "RenewalAnswer", *, now: datetime) -> OperatorAccess:
         """Take up what the coordinator answered; a crash leaves the access before or this one.
 
         Raises IntegrityError for a trust bundle that the coordinator did not sign, or that is older than the one that
@@ -151,7 +153,7 @@ class AccessFolder:
         return pem
 
 
-def granted_text(identity: Identity, reply: operator_pb2.GrantAccessReply) -> str:
+def granted_text(identity: Identity, reply: "operator_pb2.GrantAccessReply") -> str:
     """What `coordinator access grant` prints. Nothing in it is secret."""
     granted = _Granted(
         identity=identity.uri,

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import structlog
 
+from lorica_coordinator.service.issued import Certificate
 from lorica_coordinator.service.ports import Clock, RoundStore
-from lorica_coordinator.service.records import Certificate
 from lorica_coordinator.service.threads import Threads
 from lorica_security.errors import AuthenticationError, AuthorisationError, StateError
 from lorica_security.identifiers import Identity

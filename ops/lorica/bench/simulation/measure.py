@@ -8,7 +8,7 @@ from typing import Final
 
 from lorica.bench.simulation.stopwatch import PARTS, REST, Stopwatch
 from lorica.demo.silos.eight_silos import write_eight_silos
-from lorica.simulation.run import logging_to, silos_in, simulate
+from lorica.simulation.run import silos_in, simulate
 from lorica_coordinator.plans.model_source import SizedModel
 from lorica_coordinator.plans.plan_folder import create_plan
 from silo_agent.training.data.text_to_sql_data import load_silo_data
@@ -59,7 +59,7 @@ def measure(work: Path, *, size: str, largest: int, rounds: int, threads: int) -
         overrides={**PLAN, "schedule.rounds": rounds + NOT_COUNTED},
     )
     watch = Stopwatch()
-    with watch.running(), logging_to(work / "simulation.log"):
+    with watch.running():
         simulate(work / "plans" / "bench", silos, work / "simulation", device="cpu", threads=threads)
     data = [load_silo_data(folder) for folder in silos.values()]
     examples = sum(len(one.train) for one in data)

@@ -84,10 +84,6 @@ class Partition:
     def members(self) -> frozenset[SiloName]:
         return frozenset(silo for group in self.groups for silo in group)
 
-    @property
-    def smallest(self) -> int:
-        return min(map(len, self.groups))
-
     def group_of(self, silo: SiloName) -> Group | None:
         return next((group for group in self.groups if silo in group), None)
 

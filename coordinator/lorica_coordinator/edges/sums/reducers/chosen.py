@@ -23,6 +23,7 @@ from silo_wire.plans.sections.training import TrainingSection
 
 _ROBUST: Final = (TrimmedMean, Median, MultiKrum, CentredClipping)
 REDUCERS: Final = (Plain, *_ROBUST, Masked, Noised)
+"""All of them: the class says what holds for every plan, such as its name and which promises of privacy it keeps."""
 _BY_NAME: Final = {it.name: it for it in _ROBUST}
 
 

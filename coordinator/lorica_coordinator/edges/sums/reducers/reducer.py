@@ -23,10 +23,16 @@ Committed = TypeVar("Committed", contravariant=True)
 
 
 class Reducer(Algorithm, Protocol[Committed]):
-    """Of one plan."""
+    """Of one plan: from the deltas of a round to the next model, stored.
+
+    A delta is a flat vector of all parameters of the plan's layout, local model minus round model, so in the unit of
+    the parameters; it lies on disk as bfloat16, float16 or float32, or as integers under masks. The next model has the
+    shape and the type of the model before.
+    """
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Committed) -> AggregationResult:
-        """The next model, stored, or why there is none.
+        """The next model of round `key`, made from the model `base_model` and what the silos committed for this
+        attempt, or why there is none.
 
         A function of its arguments alone: neither the clock nor the order of arrival nor an earlier try counts. Raises
         UnusableUpdate naming the silo whose spool was damaged or whose summary is absurd; StorageError or
