@@ -36,6 +36,7 @@ _LATER_KEYS: Final = {
         {"step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"}
     ),
     "schedule": frozenset({"cohort_size"}),
+    "training": frozenset({"steps"}),
 }
 
 
