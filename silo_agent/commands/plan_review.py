@@ -16,7 +16,7 @@ from silo_wire.model_folders.tokenizer_parts import odd_parts
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.work import COMMON, MOST_SETTINGS, Work, widest_gap
 
-USUAL_RATES = (1e-6, 3e-2)
+USUAL_RATES, USUAL_SGD_RATES = (1e-6, 3e-2), (1e-3, 3.0)
 USUAL_SERVER_RATES = {"sgd": (0.1, 2.0), "adam": (1e-3, 1.0), "yogi": (1e-3, 1.0), "adagrad": (1e-3, 1.0)}
 FEW_EXAMPLES = 20
 """Scores of fewer tell of single ones."""
@@ -107,11 +107,12 @@ def _work(plan: Plan) -> Iterator[str]:
         for silo, override in training.overrides.items()
         if override.learning_rate is not None
     }
-    yield from (line for name, rate in rates.items() if name != COMMON for line in _rate(name, rate))
+    yield from (line for name, rate in rates.items() if name != COMMON for line in _rate(plan, name, rate))
 
 
-def _rate(name: str, rate: float) -> Iterator[str]:
-    yield from _outside(f"{name} learning_rate", rate, USUAL_RATES)
+def _rate(plan: Plan, name: str, rate: float) -> Iterator[str]:
+    usual = USUAL_SGD_RATES if plan.training.optimizer == "sgd" else USUAL_RATES
+    yield from _outside(f"{name} learning_rate", rate, usual)
 
 
 def _outside(name: str, value: float, usual: tuple[float, float]) -> Iterator[str]:
@@ -122,7 +123,12 @@ def _outside(name: str, value: float, usual: tuple[float, float]) -> Iterator[st
 
 def _training(plan: Plan) -> Iterator[str]:
     training = plan.training
-    yield from _rate(COMMON, training.learning_rate)
+    yield from _rate(plan, COMMON, training.learning_rate)
+    if training.optimizer == "sgd" and plan.aggregation.secure_aggregation:
+        yield (
+            f'{COMMON} optimizer = "sgd" under masks: a silo adds to the sum in proportion to its gradients, so the '
+            "sum tells most of silos whose examples the model knows least"
+        )
     yield from _outside(f"{COMMON} epochs", training.epochs, (1, 100))
     if not training.max_grad_norm:
         yield f"{COMMON} max_grad_norm = 0: gradients are not clipped, so one example can move the model far"

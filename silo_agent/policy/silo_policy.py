@@ -20,6 +20,7 @@ from silo_agent.policy.rules import PolicyRules
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest
 from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.work import epochs_begun
 
 if TYPE_CHECKING:
     from lorica_security.secure_aggregation.silo.party import Demands
@@ -40,6 +41,17 @@ class SiloPolicy:
         """Raises PolicyRefusal unless every rule allows this plan."""
         for objection in self.objections(bundle):
             raise objection
+
+    def check_epochs(self, plan: Plan, examples: int) -> None:
+        """Raises PolicyRefusal where the plan's number of steps goes over `examples` examples too often; how many there
+        are is nobody's to hear."""
+        most = self.rules.max_epochs
+        if epochs_begun(max(1, examples), plan.training.for_silo(self.silo)) > most:
+            raise PolicyRefusal(
+                "max_epochs",
+                f"the plan's [training] steps = {plan.training.steps} go over this silo's examples more often in a "
+                f"round than [policy] max_epochs = {most} of this silo allows: change one of them",
+            )
 
     def objections(self, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
         """Every refusal of this plan; that people have not approved it comes last, for what else is wrong they cannot

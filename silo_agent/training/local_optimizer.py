@@ -14,12 +14,14 @@ _adafactor: Callable[..., torch.optim.Optimizer] = Adafactor  # its constructor 
 
 
 def local_optimizer(section: TrainingSection, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as in Zhang et al. 2023: fixed learning rate, no scaling by the parameter's size.
+    """AdamW, plain SGD, or Adafactor as in Zhang et al. 2023: fixed learning rate, no scaling by the parameter's size.
 
     Raises ValueError for "adam_corrected", which corrects for noise and so is private training's alone.
     """
     if section.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, fused=True)
+    if section.optimizer == "sgd":  # its decay times the rate, as AdamW's is
+        return torch.optim.SGD(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, fused=True)
     if section.optimizer == "adam_corrected":
         raise ValueError('[training] optimizer = "adam_corrected" has no noise to correct for here: use "adamw"')
     # torch.optim.Adafactor always scales by the parameter's RMS, so it cannot do this; transformers' can.

@@ -48,8 +48,8 @@ def train_locally(
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> TrainingSummary:
-    """Train `model` in place on all of `examples` for `section.epochs`; the epochs that `checkpoint` holds are not
-    repeated.
+    """Train `model` in place on all of `examples` for `section.epochs`, or for `section.steps` optimizer steps; the
+    epochs that `checkpoint` holds are not repeated.
 
     `sample`: the examples whose loss is evaluated before and after; None where losses are logged. `parameters` are the
     model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone. Data order and
@@ -71,9 +71,9 @@ def train_locally(
             _take_over(state, parameters, optimizer, generator)
             epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log
             del state  # or its copy of the parameters would stay
-        while epoch < section.epochs:
+        while step < steps:
             batches = shuffled_batches(examples, batch_size=section.batch_size, generator=generator)
-            for start in range(0, len(batches), section.gradient_accumulation):
+            for start in range(0, len(batches), section.gradient_accumulation)[: steps - step]:
                 group = batches[start : start + section.gradient_accumulation]
                 optimizer.zero_grad()
                 loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop)
@@ -99,7 +99,7 @@ def train_locally(
                     log.add(loss_sum, tokens)
                 on_progress(step / steps, loss_sum / tokens)
             epoch += 1
-            if checkpoint is not None and epoch < section.epochs:
+            if checkpoint is not None and step < steps:
                 checkpoint.save(
                     TrainingState(
                         epochs=epoch,

@@ -35,6 +35,7 @@ from silo_wire.manifest import Manifest
 from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.work import epochs_begun
 
 Method = Literal["local", "finetune", "ditto", "heads"]
 
@@ -113,13 +114,13 @@ class PersonalTrainer:
         """As often as the whole plan goes over this silo's records."""
         plan = self._bundle.plan
         if plan.privacy.level != "record":
-            return plan.schedule.rounds * plan.training.for_silo(self._silo).epochs
+            return plan.schedule.rounds * epochs_begun(len(self._examples), plan.training.for_silo(self._silo))
         drawn = plan.schedule.rounds * plan.privacy.steps * plan.privacy.expected_batch_size
         return max(1, -(-drawn // len(self._examples)))
 
     def _goal(self, method: Method, towards: Digest, *, epochs: int, pull: float) -> Goal:
         section = self._bundle.plan.training.for_silo(self._silo)
-        changes: dict[str, object] = {"epochs": epochs, "fedprox_mu": pull}
+        changes: dict[str, object] = {"epochs": epochs, "steps": 0, "fedprox_mu": pull}
         if self._own.learning_rate:
             changes["learning_rate"] = self._own.learning_rate
         if section.optimizer == "adam_corrected":  # for noise, and there is none here
@@ -130,7 +131,7 @@ class PersonalTrainer:
             "silo": self._silo,
             "method": method,
             "towards": towards,
-            "section": section.model_dump(mode="json"),
+            "section": section.model_dump(mode="json", exclude={"steps"}),  # which no model of one's own is trained by
             "examples": examples_digest(self._examples),
         }
         return Goal(method=method, section=section, towards=towards, digest=digest_of(canonical_json(depends_on)))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from lorica_security.errors import ConfigurationError
 from lorica_security.identity.seal import Seal, unsealed
@@ -40,6 +41,23 @@ def test_attack_coordinator_that_offers_plan_after_plan_does_not_fill_the_disk(t
         store.keep_refused(small_bundle(seed=seed))
     assert len(list(tmp_path.iterdir())) == 1
     assert digests(store) == [small_bundle(seed=9).plan.digest]
+
+
+def test_a_plan_that_does_not_parse_is_set_aside_and_told_of(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path)
+    store.save(ONE)
+    file = tmp_path / f"{ONE.plan.digest}.plan"
+    damaged = file.read_bytes()[:-1]
+    file.write_bytes(damaged)
+    with capture_logs() as told:
+        assert store.load(ONE.plan.digest) is None
+        assert store.load(ONE.plan.digest) is None
+    aside = tmp_path / f"{ONE.plan.digest}.plan.unread"
+    assert aside.read_bytes() == damaged
+    assert [(line["event"], line["file"]) for line in told] == [("plan set aside", str(aside))]
+    assert digests(store) == []
+    store.save(ONE)
+    assert digests(store) == [ONE.plan.digest]
 
 
 def test_a_plan_that_was_approved_is_no_longer_the_refused_one(tmp_path: Path) -> None:

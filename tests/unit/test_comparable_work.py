@@ -431,3 +431,60 @@ def test_whatever_is_unusual_under_masks_has_a_line(
         training=training,
     )
     assert len([line for line in unusual(bundle) if says in line]) == 1
+
+
+# --- plain SGD, and steps that are the same for all
+
+
+@pytest.mark.parametrize(
+    ("training", "refused"),
+    [
+        ({"max_grad_norm": 0.0}, "would be nearly all of the sum"),
+        ({"learning_rate": 1e-5, "max_grad_norm": 1.0}, "learning_rate x max_grad_norm = 1e-05 at its least"),
+        (
+            {"learning_rate": 1e-3, "max_grad_norm": 0.1, "overrides": {"silo-01": {"learning_rate": 5e-4}}},
+            "= 5e-05 at its least",
+        ),
+    ],
+)
+def test_attack_sgd_that_leaves_a_silo_alone_in_the_sum(training: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ValueError, match=refused):
+        masked_plan({"optimizer": "sgd", **training})
+    masked_plan({**training, "optimizer": "adamw"})
+    masked_plan({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 1.0})
+
+
+def test_steps_make_the_work_of_all_silos_equal_but_for_their_rates() -> None:
+    for override in (SiloTraining(batch_size=1), SiloTraining(gradient_accumulation=8)):
+        assert widest_gap(TrainingSection(steps=5, overrides={"bank-b": override}).works).ratio == 1  # type: ignore[union-attr]
+    faster = TrainingSection(steps=5, overrides={"bank-b": SiloTraining(learning_rate=3e-3)})
+    assert widest_gap(faster.works).ratio == 3  # type: ignore[union-attr]
+    assert {optimizer_steps(examples, faster) for examples in (1, 7, 1000)} == {5}
+
+
+@pytest.mark.parametrize(
+    ("training", "refused"),
+    [
+        ({"epochs": 2}, r"\[training\] epochs = 2 does not go with \[training\] steps = 5"),
+        ({"overrides": {"bank-b": {"epochs": 1}}}, r"\[training.overrides.bank-b\] epochs = 1"),
+        ({"loss_reduction": "as_published"}, "logs whole epochs"),
+    ],
+)
+def test_steps_take_the_place_of_epochs(training: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ValueError, match=refused):
+        small_bundle(training={"steps": 5, **training})
+
+
+def test_steps_that_go_over_few_examples_too_often_are_refused_without_telling_how_many() -> None:
+    plan = small_bundle(training={"steps": 40, "batch_size": 2}).plan
+    rules = SiloPolicy(rules=PolicyRules(max_epochs=10), silo=SILO)
+    rules.check_epochs(plan, 8)  # 4 steps an epoch
+    with pytest.raises(PolicyRefusal, match="more often in a round than") as refusal:
+        rules.check_epochs(plan, 6)  # 3 steps an epoch: begun 14 times
+    assert refusal.value.rule == "max_epochs"
+    assert "6 " not in str(refusal.value)
+
+
+def test_a_plan_without_steps_is_spelled_as_before_there_were_any() -> None:
+    assert b'"steps"' not in json.dumps(json.loads(small_bundle().plan.to_json())["training"]).encode()
+    assert small_bundle(training={"steps": 1}).plan.digest != small_bundle().plan.digest

@@ -229,3 +229,9 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
 def test_the_forecast_says_what_it_withstands(reducer: str, said: str) -> None:
     assert forecast(plan(robust(reducer))) == (f'reducer = "{reducer}", in a round of 7 silos: {said}',)
     assert forecast(plan({"weighting": "equal"})) == ()
+
+
+def test_the_forecast_of_a_drawn_round_speaks_of_those_drawn() -> None:
+    schedule = {"rounds": 3, "min_silos": 7, "cohort_size": 8}
+    (said,) = forecast(small_bundle(aggregation=robust("median"), schedule=schedule).plan)
+    assert "in a round of 7 silos of those drawn: " in said

@@ -16,6 +16,7 @@ from silo_agent.training.local_optimizer import learning_rate_factor, local_opti
 from silo_agent.training.local_trainer import accumulate_gradient, train_locally
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.work import epochs_begun, optimizer_steps
 
 
 def encoded(count: int = 7, seed: int = 0) -> EncodedExamples:
@@ -299,3 +300,44 @@ def test_evaluation_batches_come_longest_first() -> None:
     assert sorted(index for batch in batches for index in batch) == list(range(5, 20))
     lengths = [len(examples.targets[index]) for batch in batches for index in batch]
     assert lengths == sorted(lengths, reverse=True)
+
+
+# --- plain SGD, and steps in place of epochs
+
+
+def test_by_hand_a_step_of_sgd_is_the_clipped_gradient_times_the_rate() -> None:
+    for clip in (0.0, 0.5):
+        fresh, stepped = model(), model()
+        accumulate_gradient(fresh, encoded(2), [[0, 1]], section(), torch.device("cpu"), lambda: False)
+        gradient = torch.cat([parameter.grad.reshape(-1) for parameter in fresh.parameters()])  # type: ignore[union-attr]
+        factor = min(1.0, clip / float(gradient.norm())) if clip else 1.0
+        assert clip == 0.0 or factor < 1.0, "nothing would be clipped"
+        train(stepped, encoded(2), section(optimizer="sgd", learning_rate=0.1, max_grad_norm=clip))
+        expected = flat(fresh) - 0.1 * factor * gradient
+        torch.testing.assert_close(flat(stepped), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_sgd_decays_by_rate_times_decay_as_adamw_does() -> None:
+    plain, decayed = model(), model()
+    settings = {"optimizer": "sgd", "learning_rate": 0.1}
+    train(plain, encoded(2), section(**settings))
+    train(decayed, encoded(2), section(**settings, weight_decay=0.5))
+    torch.testing.assert_close(flat(decayed), flat(plain) - 0.1 * 0.5 * flat(model()), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("steps", "begun"), [(1, 1), (3, 1), (4, 1), (5, 2), (9, 3)])
+def test_a_silo_makes_the_plans_steps_whatever_it_has(steps: int, begun: int) -> None:
+    """7 examples in batches of 2 are 4 steps an epoch."""
+    plan = section(optimizer="sgd", steps=steps)
+    seen: list[tuple[float, float]] = []
+    summary = train(model(), encoded(), plan, seen=seen)
+    assert summary.optimizer_steps == optimizer_steps(7, plan) == len(seen) == steps
+    assert seen[-1][0] == 1.0
+    assert epochs_begun(7, plan) == begun
+
+
+def test_whole_epochs_of_steps_are_epochs() -> None:
+    by_epochs, by_steps = model(), model()
+    train(by_epochs, encoded(), section(epochs=2))
+    train(by_steps, encoded(), section(steps=8))
+    assert torch.equal(flat(by_epochs), flat(by_steps))

@@ -107,8 +107,9 @@ def _of_the_weighting(plan: Plan) -> Iterator[str]:
 
 def _of_the_reducer(plan: Plan) -> Iterator[str]:
     rule, silos = plan.aggregation.robust, plan.schedule.min_silos
+    drawn = " of those drawn" if plan.schedule.cohort_size else ""
     if rule is not None:
-        yield f'reducer = "{rule.name}", in a round of {silos} silos: {rule.withstood(plan.aggregation, silos)}'
+        yield f'reducer = "{rule.name}", in a round of {silos} silos{drawn}: {rule.withstood(plan.aggregation, silos)}'
 
 
 def _promise(plan: Plan) -> Iterator[str]:

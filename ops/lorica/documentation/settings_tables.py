@@ -32,6 +32,7 @@ PLAN_UNITS: Final[dict[str, str]] = {
     "training.variance_floor": "times the variance of the noise on a mean gradient",
     "training.weight_decay": "per step",
     "training.epochs": "passes",
+    "training.steps": "optimizer steps",
     "training.batch_size": "examples",
     "training.gradient_accumulation": "batches",
     "training.max_grad_norm": "L2 norm",

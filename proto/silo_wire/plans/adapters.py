@@ -49,7 +49,7 @@ class AdaptersSection(Section):
 
     @model_serializer(mode="wrap")
     def _as_before_there_was_a_choice(self, dump: SerializerFunctionWrapHandler) -> Mapping[str, Any]:
-        """Without `train` where it is "both": plans that were made before there was a choice keep their digests."""
+        """Without `train` where it is "both": such plans are spelled as before there was a choice."""
         return {key: value for key, value in dump(self).items() if (key, value) != ("train", "both")}
 
     @field_validator("layers")

@@ -36,6 +36,7 @@ _LATER_KEYS: Final = {
         {"step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"}
     ),
     "schedule": frozenset({"cohort_size"}),
+    "training": frozenset({"steps"}),
 }
 
 
@@ -50,8 +51,8 @@ class Plan(PlanValues):
         return self
 
     def to_json(self) -> bytes:
-        """In canonical form. A key that came when plans were in use is left out where it has its default, so that these
-        plans keep their digests."""
+        """In canonical form. A key of `_LATER_KEYS` is left out where it has its default, so that plans made since
+        `training.loss_reduction` came, which is always written, keep their digests."""
         values = self.model_dump(mode="json")
         for section, keys in _LATER_KEYS.items():
             defaults = type(getattr(self, section)).model_fields

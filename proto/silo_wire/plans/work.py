@@ -1,8 +1,9 @@
 """How much one silo trains beside another: learning rate x optimizer steps, for the same number of examples.
 
-With |D| examples a silo makes epochs x ceil(|D| / (batch_size x gradient_accumulation)) optimizer steps. Which |D| a
-silo has is not known, so two settings are compared at the worst one. For effective batches b < b' it is |D| = b', where
-the first makes ceil(b' / b) steps an epoch and the other one: ceil((k + 1) b' / b) <= (k + 1) ceil(b' / b).
+With |D| examples a silo makes epochs x ceil(|D| / (batch_size x gradient_accumulation)) optimizer steps, or as many as
+the plan's `steps` says, whatever it has: such settings differ in their rates alone. Which |D| a silo has is not known,
+so two settings are compared at the worst one. For effective batches b < b' it is |D| = b', where the first makes
+ceil(b' / b) steps an epoch and the other one: ceil((k + 1) b' / b) <= (k + 1) ceil(b' / b).
 
 A silo moves by its rate x steps at most, by its rate x the root of the steps where they cancel, and by something
 between under a schedule that falls. So the ratio of two settings is the larger of two: that of the rates, and that of
@@ -32,20 +33,32 @@ class WorkSettings(Protocol):
     @property
     def epochs(self) -> int: ...
     @property
+    def steps(self) -> int: ...
+    @property
     def batch_size(self) -> int: ...
     @property
     def gradient_accumulation(self) -> int: ...
 
 
+def _steps_of_an_epoch(examples: int, settings: WorkSettings) -> int:
+    """It ends with a smaller effective batch where some are left."""
+    return -(-examples // (settings.batch_size * settings.gradient_accumulation))
+
+
 def optimizer_steps(examples: int, settings: WorkSettings) -> int:
-    """Of a round's training on `examples` examples: each epoch ends with a smaller effective batch where some are
-    left."""
-    return settings.epochs * -(-examples // (settings.batch_size * settings.gradient_accumulation))
+    """Of a round's training on `examples` examples."""
+    return settings.steps or settings.epochs * _steps_of_an_epoch(examples, settings)
+
+
+def epochs_begun(examples: int, settings: WorkSettings) -> int:
+    """How many times a round's training begins to go over its `examples` examples, of which there is one at least."""
+    return -(-settings.steps // _steps_of_an_epoch(examples, settings)) if settings.steps else settings.epochs
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`batch` is the examples of one optimizer step."""
+    """`batch` is the examples of one optimizer step. A number of steps that is the same for all silos counts as so many
+    epochs of one."""
 
     rate: Fraction
     epochs: int
@@ -53,6 +66,8 @@ class Work:
 
     @classmethod
     def of(cls, settings: WorkSettings) -> "Work":
+        if settings.steps:
+            return cls(rate=Fraction(repr(settings.learning_rate)), epochs=settings.steps, batch=1)
         return cls(
             rate=Fraction(repr(settings.learning_rate)),
             epochs=settings.epochs,

@@ -2,15 +2,23 @@
 
 A plan that the policy refused is kept apart, so that people can look at it; the newest alone, or a coordinator that
 offers plan after plan would fill the disk.
+
+A file that does not parse may be a plan of another release, whose record people still want: it stays as
+`DIGEST.plan.unread`, and the log names it.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import structlog
 
 from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
 from lorica_security.host import files
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
+
+_log = structlog.get_logger(__name__)
 
 
 class PlanStore:
@@ -54,8 +62,11 @@ class PlanStore:
             return PlanBundle.decode(path.read_bytes(), plan)
         except FileNotFoundError:
             return None
-        except (IntegrityError, MalformedMessage):
-            path.unlink(missing_ok=True)
+        except (IntegrityError, MalformedMessage) as error:
+            aside = path.with_name(f"{path.name}.unread")
+            with suppress(FileNotFoundError):  # another process was first
+                path.replace(aside)
+                _log.warning("plan set aside", file=str(aside), detail=str(error))
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error

@@ -89,6 +89,7 @@ class Workshop:
         with on_records():
             privacy = bundle.plan.privacy
             data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
+            self._policy.check_epochs(bundle.plan, len(data.train))
             require_losses(bundle.plan, self._policy.silo, len(data.train))
             if bundle.plan.releases_of_round:
                 self._on_private_data(data, privacy.unit_field)

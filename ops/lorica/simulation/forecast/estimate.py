@@ -210,7 +210,9 @@ def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:
 
 def optimizer_bytes(optimizer: str, layout: Layout) -> int:
     """Of a silo's local optimizer: an Adam has two moments of each parameter; Adafactor has of a matrix its rows and
-    columns alone."""
+    columns alone; plain SGD has nothing."""
+    if optimizer == "sgd":
+        return 0
     if optimizer != "adafactor":
         return 2 * FLOAT_BYTES * layout.parameters
     numbers = 0

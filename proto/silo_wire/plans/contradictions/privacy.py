@@ -102,6 +102,7 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
         yield "[training] max_grad_norm", 0, "what one record's gradient may have", "which has noise to match that"
     for key, value, needed, why in (
         ("epochs", training.epochs, 1, "in which [privacy] steps says how long a round is"),
+        ("steps", training.steps, 0, "in which [privacy] steps says how long a round is"),
         ("gradient_accumulation", training.gradient_accumulation, 1, "whose batches are as large as memory allows"),
         ("fedprox_mu", training.fedprox_mu, 0, "whose steps have private gradients alone"),
         ("precision", training.precision, "float32", "whose bounds hold for exact sums"),

@@ -8,6 +8,7 @@ from silo_wire.plans.contradictions.robust import of_reducer
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.robust import MEAN
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
+from silo_wire.plans.work import COMMON
 from silo_wire.server_step.step_length import FEDEXP
 from silo_wire.weightings.fednova import FEDNOVA
 from silo_wire.weightings.q_fedavg import Q_FEDAVG
@@ -23,6 +24,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_draw(plan)
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
+    yield from _of_the_steps(plan)
     yield from _of_the_weighting(plan)
     yield from of_reducer(plan)
     yield from _of_the_step_length(plan)
@@ -92,6 +94,27 @@ def _of_adapters(plan: PlanValues) -> Iterator[str]:
             '[aggregation] server_optimizer = "adam" does not go with [adapters] train = "alternate", under which each '
             "half takes every second step: adam's correction of its first steps would count the others too; set it to "
             '"yogi", "adagrad" or "sgd", or train to "b"'
+        )
+
+
+def _of_the_steps(plan: PlanValues) -> Iterator[str]:
+    """A number of steps for all silos takes the place of epochs."""
+    training = plan.training
+    if not training.steps:
+        return
+    epochs = {COMMON: training.epochs if training.epochs != 1 else None} | {
+        f"[training.overrides.{silo}]": override.epochs for silo, override in training.overrides.items()
+    }
+    for who, number in epochs.items():
+        if number is not None:
+            yield (
+                f"{who} epochs = {number} does not go with [training] steps = {training.steps}, which says how long a "
+                "round is: leave epochs out, or set steps to 0"
+            )
+    if training.loss_reduction == "as_published":
+        yield (
+            f'[training] loss_reduction = "as_published" does not go with steps = {training.steps}: that code logs '
+            'whole epochs; set it to "evaluated" or "logged", or steps to 0'
         )
 
 

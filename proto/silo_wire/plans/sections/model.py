@@ -59,7 +59,7 @@ class ModelSection(Section):
 
     @model_serializer(mode="wrap")
     def _as_before_anything_was_fixed(self, dump: SerializerFunctionWrapHandler) -> Mapping[str, Any]:
-        """Without `fixed` where nothing is: plans that were made before it keep their digests."""
+        """Without `fixed` where nothing is: plans without it are spelled as before there was one."""
         return {key: value for key, value in dump(self).items() if (key, value) != ("fixed", None)}
 
     @field_validator("files")

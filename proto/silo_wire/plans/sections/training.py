@@ -31,11 +31,12 @@ class SiloTraining(Section):
 class TrainingSection(Section):
     """Local training of one round at every silo; `overrides` names silos that differ."""
 
-    optimizer: Literal["adafactor", "adamw", "adam_corrected"] = "adamw"
+    optimizer: Literal["adafactor", "adamw", "sgd", "adam_corrected"] = "adamw"
     variance_floor: Annotated[float, Field(ge=1e-6, le=1e6)] = 0.1  # of adam_corrected, over the noise's variance
     learning_rate: Rate = 1e-3
     weight_decay: NonNegative = 0.0  # of masked plans 0
     epochs: Count = 1
+    steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # optimizer steps of every silo; 0: as `epochs` come to
     batch_size: Count = 16
     gradient_accumulation: Count = 1
     max_grad_norm: Annotated[float, Field(ge=0, le=MOST_NORM)] = (
