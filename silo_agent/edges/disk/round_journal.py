@@ -93,6 +93,13 @@ _scores = Table(  # of the update that is saved, the model that it was made from
     Column("attempt", Integer, primary_key=True),
     *(Column(field.name, Integer, nullable=False) for field in fields(Scores)),
 )
+_reductions = Table(  # the loss reductions that this silo told, the newest attempt's of each round
+    "reductions",
+    _metadata,
+    Column("plan", String, primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("told", Float, nullable=False),
+)
 _round_models = Table(  # which model was handed out as the one that this round made: for good
     "round_models",
     _metadata,
@@ -241,6 +248,12 @@ class RoundJournal:
             scores=self._scores_of(header.key),
         )
 
+    def told_before(self, key: RoundKey) -> float | None:
+        earlier = select(_reductions.c.told).where(_reductions.c.plan == key.plan, _reductions.c.round < key.round)
+        with self._transaction() as connection:
+            told = connection.execute(earlier.order_by(_reductions.c.round.desc()).limit(1)).scalar_one_or_none()
+        return None if told is None else float(told)
+
     def update_file(self, key: RoundKey) -> Path:
         return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
 
@@ -354,6 +367,11 @@ class RoundJournal:
             connection.execute(delete(_scores))
             told = {"plan": key.plan, "round": key.round, "attempt": key.attempt, **asdict(update.scores)}
             connection.execute(upsert(_scores).values(**told))
+            # Later rounds are of a course that the coordinator went back from.
+            of_plan = _reductions.c.plan == key.plan, _reductions.c.round >= key.round
+            connection.execute(delete(_reductions).where(*of_plan))
+            told_now = {"plan": key.plan, "round": key.round, "told": update.summary.loss_reduction}
+            connection.execute(upsert(_reductions).values(**told_now))
             connection.execute(
                 upsert(_updates).values(
                     plan=key.plan,
