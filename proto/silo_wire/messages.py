@@ -61,7 +61,8 @@ class TrainingSummary:
     """How local training went. `loss_max - loss_min` is the loss reduction of Zhang et al. 2023, never negative.
 
     Of an evaluated one `loss_first` is the loss at the round model and `loss_last` that at the local model; it is 0
-    where the loss rose. Of a logged one they are the first and the last that was logged.
+    where the loss rose. Of a logged one they are the first and the last that was logged. Where a plan averages
+    reductions over rounds, `loss_max` is `loss_min` plus the average.
     """
 
     examples: int

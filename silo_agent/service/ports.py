@@ -101,6 +101,7 @@ class TrainerPort(Protocol):
         model: RoundModel,
         update_file: Path,
         included_update: Digest | None,
+        told_before: float | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,
@@ -109,6 +110,7 @@ class TrainerPort(Protocol):
         """Train one round from `model`; write the delta, flat and in the plan's type, to `update_file` and fsync it.
 
         `included_update` is this silo's newest that a model includes: what rounding cut off that one is made up for.
+        `told_before` is the loss reduction that this silo told in an earlier round of the plan, if it did.
         What an earlier process left in `checkpoint_file` of the same training is not done again.
         """
 
@@ -228,6 +230,10 @@ class JournalPort(Protocol):
 
     def saved_update(self) -> SavedUpdate | None:
         """The newest update whose file is on disk, whole."""
+
+    def told_before(self, key: RoundKey, /) -> float | None:
+        """The loss reduction of the latest earlier round of the plan in which an update of this silo was recorded. No
+        attempt at `key`'s own round counts, and no later round."""
 
     def update_file(self, key: RoundKey, /) -> Path:
         """Where the update of this attempt lies or will lie."""

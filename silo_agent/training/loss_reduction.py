@@ -4,10 +4,13 @@ again at the local model.
 Both times it is the same sample in the same batches, without dropout: the mean over the examples of the mean loss of
 each one's target tokens. So an example counts the same however long its query is, and a silo the same however many
 optimizer steps it makes.
+
+A plan may have a silo tell a moving average of its reductions over rounds, whatever they are measured by.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -18,6 +21,7 @@ from silo_agent.training.device import autocast
 from silo_agent.training.draws import Seed, begun
 from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import example_means
+from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
 
 MOST_EXAMPLES: Final = 256
@@ -64,3 +68,15 @@ def sample_loss(
             f"lower learning_rate ({section.learning_rate:g}) in the plan"
         )
     return loss
+
+
+def averaged(summary: TrainingSummary, *, memory: float, told_before: float | None) -> TrainingSummary:
+    """With the reduction (1 - memory) x this round's + memory x what was told before; without one, this round's.
+
+    What was told before is an average itself, so that a round's own reduction counts `memory` times as much with each
+    round that goes by.
+    """
+    if told_before is None or not memory:
+        return summary
+    told = (1 - memory) * summary.loss_reduction + memory * told_before
+    return replace(summary, loss_max=summary.loss_min + told)

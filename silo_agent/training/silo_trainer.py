@@ -32,7 +32,7 @@ from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
-from silo_agent.training.loss_reduction import MOST_EXAMPLES, drawn_sample
+from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.masked_vector import own_share
@@ -116,6 +116,7 @@ class SiloTrainer:
         model_mark: FileMark | None = None,
         update_path: Path,
         included_update: Digest | None = None,
+        told_before: float | None = None,
         checkpoint_path: Path | None = None,
         checkpoint_every_s: float = 0.0,
         on_progress: Progress = lambda fraction, loss: None,
@@ -126,7 +127,8 @@ class SiloTrainer:
         updates: the delta, or of a joint step the sum of gradients as joint_gradient.py writes it.
 
         `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one
-        is added to this one. Residuals lie beside the update.
+        is added to this one. Residuals lie beside the update. `told_before`: the loss reduction that this silo told in
+        an earlier round, if it did: what a plan that remembers averages this round's with.
 
         Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training
         that is there already is gone on from. It is the caller's to delete once the update counts. With
@@ -160,6 +162,7 @@ class SiloTrainer:
                 should_stop=should_stop,
                 clock=self._clock,
             )
+            summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         written = write_update(
             update_path,

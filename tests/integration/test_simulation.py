@@ -44,6 +44,7 @@ VALUES = {
     "training.epochs": 1,
     "training.fedprox_mu": 0.01,
     "training.dropout": 0.1,
+    "aggregation.reduction_memory": 0.5,
 }
 
 

@@ -104,6 +104,7 @@ class Training:
             model=self._start,
             update_file=self._folder / "update",
             included_update=included,
+            told_before=None,
             checkpoint_file=self._folder / "checkpoint",
             progress=self.fractions.append,
             notice=lambda event, detail: self.notices.append((event, detail)),
@@ -167,6 +168,7 @@ def test_a_worker_whose_simulation_is_gone_in_the_middle_of_a_call_ends_silently
         "model": start,
         "update_file": tmp_path / "update",
         "included_update": None,
+        "told_before": None,
         "checkpoint_file": tmp_path / "checkpoint",
     }
     pipe.send(Call(silo=NAME, verb="train", plan=plan.digest, bundle=None, arguments=training))

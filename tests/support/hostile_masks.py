@@ -145,6 +145,7 @@ class DeltaTrainer:
         model: RoundModel,
         update_file: Path,
         included_update: Digest | None,
+        told_before: float | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,

@@ -151,6 +151,7 @@ class DrawingTrainer:
         model: RoundModel,
         update_file: Path,
         included_update: Digest | None,
+        told_before: float | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,

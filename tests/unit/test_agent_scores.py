@@ -132,6 +132,7 @@ def test_attack_whatever_a_plan_makes_of_a_record_ends_the_work_and_not_the_agen
             model=model,
             update_file=tmp_path / "update",
             included_update=None,
+            told_before=None,
             checkpoint_file=tmp_path / "checkpoint",
             progress=lambda fraction: None,
             notice=lambda event, detail: None,

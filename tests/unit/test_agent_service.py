@@ -87,6 +87,7 @@ class ByteTrainer:
     def __init__(self) -> None:
         self.prepared: list[str] = []
         self.trained: list[RoundKey] = []
+        self.told_before: list[float | None] = []
         self.cancelled: list[RoundKey] = []
         self.hold = False
         self.go = threading.Event()
@@ -110,6 +111,7 @@ class ByteTrainer:
         model: RoundModel,
         update_file: Path,
         included_update: Digest | None,
+        told_before: float | None,
         checkpoint_file: Path,
         progress: Progress,
         notice: Notice,
@@ -127,6 +129,7 @@ class ByteTrainer:
         update_file.write_bytes(delta)
         progress(1.0)
         self.trained.append(key)
+        self.told_before.append(told_before)
         summary = TrainingSummary(
             examples=9,
             loss_max=3.0,
@@ -316,6 +319,29 @@ async def test_steps_of_training_are_told_where_a_number_of_records_may_be(
         silo.trainer.go.set()
         await peer.until(lambda: any(update.committed for update in peer.updates.values()))
     assert {fraction for _, phase, fraction in peer.progress if phase == "training"} == told
+
+
+@pytest.mark.parametrize(("memory", "remembered"), [(0.5, [None, 2.0, 2.0, 2.5]), (0.0, [None] * 4)])
+async def test_a_silo_remembers_what_it_told_in_the_round_before_also_when_it_was_killed(
+    peer: FederationPeer, silo: Silo, memory: float, remembered: list[float | None]
+) -> None:
+    bundle = small_bundle(aggregation={"reduction_memory": memory})
+    model = peer.offer(bundle, DATA)
+
+    async def train(number: int, attempt: int) -> None:
+        key = replace(KEY, plan=bundle.plan.digest, round=number, attempt=attempt)
+        trained = len(silo.trainer.trained)
+        await peer.order(Train(key=key, model=model.digest, seconds_left=60.0))
+        await peer.until(lambda: len(silo.trainer.trained) > trained and silo.journal.saved_update() is not None)
+
+    async with silo.killed():
+        await train(1, 1)
+        silo.trainer.loss_last = 0.5
+        await train(2, 1)
+    async with silo.running():
+        await train(2, 2)
+        await train(3, 1)
+    assert silo.trainer.told_before == remembered
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,10 @@ _MOST_LAYOUT_BYTES = 32 << 20
 
 _LATER_KEYS: Final = {
     "aggregation": frozenset(
-        {"step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"}
+        {
+            *("step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"),
+            "reduction_memory",
+        }
     ),
     "schedule": frozenset({"cohort_size"}),
     "training": frozenset({"steps"}),

@@ -56,6 +56,8 @@ _TABLES = (
     "scores (plan VARCHAR NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, questions INTEGER NOT NULL, "
     "exact_matches INTEGER NOT NULL, executed INTEGER NOT NULL, execution_matches INTEGER NOT NULL, "
     "loss INTEGER NOT NULL, PRIMARY KEY (plan, round, attempt))",
+    # The loss reductions that this silo told, the newest attempt's of each round.
+    "reductions (plan VARCHAR NOT NULL, round INTEGER NOT NULL, told FLOAT NOT NULL, PRIMARY KEY (plan, round))",
     # Which model was handed out as the one that this round made: for good.
     "round_models (plan VARCHAR NOT NULL, round INTEGER NOT NULL, model VARCHAR NOT NULL, PRIMARY KEY (plan, round))",
     # `work` is training or evaluation.
@@ -190,6 +192,11 @@ class RoundJournal:
             scores=self._scores_of(header.key),
         )
 
+    def told_before(self, key: RoundKey) -> float | None:
+        query = "SELECT told FROM reductions WHERE plan = ? AND round < ? ORDER BY round DESC LIMIT 1"
+        rows = self._rows(query, (key.plan, key.round))
+        return float(rows[0]["told"]) if rows else None
+
     def update_file(self, key: RoundKey) -> Path:
         return self._updates / f"{key.plan[:32]}-round-{key.round}-attempt-{key.attempt}.delta"
 
@@ -301,6 +308,12 @@ class RoundJournal:
         with self._transaction() as connection:
             connection.execute("DELETE FROM updates")
             connection.execute("DELETE FROM scores")
+            # Later rounds are of a course that the coordinator went back from.
+            connection.execute("DELETE FROM reductions WHERE plan = :plan AND round >= :round", saved)
+            connection.execute(
+                "INSERT INTO reductions VALUES (:plan, :round, :told)",
+                saved | {"told": update.summary.loss_reduction},
+            )
             connection.execute(
                 "INSERT INTO scores VALUES "
                 "(:plan, :round, :attempt, :questions, :exact_matches, :executed, :execution_matches, :loss)",

@@ -204,6 +204,7 @@ class RoundWork:
         if bundle.plan.timetable.is_closing(order.key.round):
             return await self._close(order, update_file, scores)
         checkpoint_file = self._journal.checkpoint_file(order.model)
+        told_before = self._journal.told_before(order.key) if bundle.plan.aggregation.reduction_memory else None
         progress = self._progress.of(order.key, AgentPhase.TRAINING, told=_steps_are_told(bundle))
         if bundle.plan.joint:
             progress(0.0)
@@ -217,6 +218,7 @@ class RoundWork:
                 model=model,
                 update_file=update_file,
                 included_update=order.included_update,
+                told_before=told_before,
                 checkpoint_file=checkpoint_file,
                 progress=progress,
                 notice=notice,

@@ -98,6 +98,13 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
             '"evaluated"',
             "under which no loss of a step is told",
         )
+    if plan.aggregation.reduction_memory:
+        yield (
+            "[aggregation] reduction_memory",
+            f"{plan.aggregation.reduction_memory:g}",
+            "0",
+            "under which a reduction is told as it was released, of its round alone",
+        )
     if not training.max_grad_norm:
         yield "[training] max_grad_norm", 0, "what one record's gradient may have", "which has noise to match that"
     for key, value, needed, why in (

@@ -139,6 +139,11 @@ def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
             f"serves worst would be nearly all of the sum; set at most {MOST_MASKED_FAIRNESS:g}, or turn "
             "secure_aggregation off"
         )
+    if (memory := plan.aggregation.reduction_memory) and not plan.weighted:
+        yield (
+            f'[aggregation] reduction_memory = {memory:g} does not go with weighting = "{weighting.name}", which needs '
+            'no loss reduction: set it to 0, or weighting to "lorar"'
+        )
     for it in weighting.clashes(plan.training):
         yield (
             f'{it.key} = {it.value} does not go with [aggregation] weighting = "{weighting.name}", {it.why}: set it to '

@@ -29,6 +29,7 @@ class AggregationSection(Section):
 
     weighting: WeightingName = "lorar"
     fairness: Annotated[float, Field(ge=0, le=10)] = 0.0  # q of q_fedavg
+    reduction_memory: Annotated[float, Field(ge=0, le=0.99)] = 0.0  # of a loss reduction: what the one before counts
     reducer: ReducerName = "mean"
     trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
     hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum: 2 f + 3 are at most 10,000
