@@ -124,11 +124,6 @@ def _outside(name: str, value: float, usual: tuple[float, float]) -> Iterator[st
 def _training(plan: Plan) -> Iterator[str]:
     training = plan.training
     yield from _rate(plan, COMMON, training.learning_rate)
-    if training.optimizer == "sgd" and plan.aggregation.secure_aggregation:
-        yield (
-            f'{COMMON} optimizer = "sgd" under masks: a silo adds to the sum in proportion to its gradients, so the '
-            "sum tells most of silos whose examples the model knows least"
-        )
     yield from _outside(f"{COMMON} epochs", training.epochs, (1, 100))
     if not training.max_grad_norm:
         yield f"{COMMON} max_grad_norm = 0: gradients are not clipped, so one example can move the model far"

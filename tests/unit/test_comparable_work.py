@@ -436,22 +436,13 @@ def test_whatever_is_unusual_under_masks_has_a_line(
 # --- plain SGD, and steps that are the same for all
 
 
-@pytest.mark.parametrize(
-    ("training", "refused"),
-    [
-        ({"max_grad_norm": 0.0}, "would be nearly all of the sum"),
-        ({"learning_rate": 1e-5, "max_grad_norm": 1.0}, "learning_rate x max_grad_norm = 1e-05 at its least"),
-        (
-            {"learning_rate": 1e-3, "max_grad_norm": 0.1, "overrides": {"silo-01": {"learning_rate": 5e-4}}},
-            "= 5e-05 at its least",
-        ),
-    ],
-)
-def test_attack_sgd_that_leaves_a_silo_alone_in_the_sum(training: dict[str, Any], refused: str) -> None:
-    with pytest.raises(ValueError, match=refused):
+@pytest.mark.parametrize("training", [{}, {"learning_rate": 0.1, "max_grad_norm": 1.0}])
+def test_attack_sgd_that_leaves_a_silo_alone_in_the_sum(training: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match="with a model under which one silo alone has any the sum is that silo's delta"
+    ):
         masked_plan({"optimizer": "sgd", **training})
     masked_plan({**training, "optimizer": "adamw"})
-    masked_plan({"optimizer": "sgd", "learning_rate": 0.1, "max_grad_norm": 1.0})
 
 
 def test_steps_make_the_work_of_all_silos_equal_but_for_their_rates() -> None:

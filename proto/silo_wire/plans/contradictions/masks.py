@@ -1,7 +1,6 @@
 """What does not go with secure aggregation, under which the coordinator sees sums alone."""
 
 from collections.abc import Iterator
-from fractions import Fraction
 
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.training import MOST_MASKED_MU
@@ -9,12 +8,6 @@ from silo_wire.plans.sections.training import MOST_MASKED_MU
 LEAST_GRAD_NORM = 1e-3
 """Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether
 there is one."""
-LEAST_SGD_STEP = Fraction(1, 10_000)
-"""L2 norm of the longest step of sgd, under masks: over 10^8 parameters of size 0.1 it moves each by about a step of
-float32."""
-LEAST_ADAPTER_EPOCHS = 2
-"""Under masks, where A and B are trained at once. B begins at 0, and the gradient of A is 0 in the first step: a silo
-that makes no other adds nothing to any A."""
 
 
 def of_masks(plan: PlanValues) -> Iterator[str]:
@@ -67,26 +60,12 @@ def _of_steps_that_tell(plan: PlanValues) -> Iterator[str]:
             f"does not go with secure_aggregation: set 0 for no clipping, or at least {LEAST_GRAD_NORM:g}"
         )
     if training.optimizer == "sgd":
-        yield from _of_steps_as_long_as_gradients(plan)
+        yield (
+            '[training] optimizer = "sgd" does not go with secure_aggregation: its steps are as long as gradients, so '
+            'with a model under which one silo alone has any the sum is that silo\'s delta; use "adamw" or '
+            '"adafactor", which divide a gradient by its own size'
+        )
     yield from _of_a_single_step_of_adapters(plan)
-
-
-def _of_steps_as_long_as_gradients(plan: PlanValues) -> Iterator[str]:
-    """Other optimizers divide a gradient by its own size; what sgd moves by is bounded by clipping alone."""
-    training = plan.training
-    if not training.max_grad_norm:
-        yield (
-            '[training] max_grad_norm = 0 with optimizer = "sgd" does not go with secure_aggregation: a silo of large '
-            "gradients would be nearly all of the sum; set what gradients may have, or another optimizer"
-        )
-        return
-    longest = min(rate.rate for rate in training.works.values()) * Fraction(repr(training.max_grad_norm))
-    if longest < LEAST_SGD_STEP:
-        yield (
-            f'[training] learning_rate x max_grad_norm = {float(longest):g} at its least, with optimizer = "sgd", does '
-            "not go with secure_aggregation: float32's rounding would decide whether a silo moves; bring it to at "
-            f"least {float(LEAST_SGD_STEP):g}"
-        )
 
 
 def _of_a_single_step_of_adapters(plan: PlanValues) -> Iterator[str]:
