@@ -26,19 +26,20 @@ def median_shares(products: NDArray[np.float64]) -> list[float]:
     near = np.sqrt(np.sort(apart, axis=1)[:, len(products) // 2])
     middle = int(near.argmin())
     if near[middle] == 0.0:  # more than half are one and the same, which is the median
-        return _summing_to_one((apart[middle] == 0.0).astype(np.float64)).tolist()
+        return _listed((apart[middle] == 0.0).astype(np.float64))
     least = SMOOTHING * float(near[middle])
     shares = np.full(len(products), 1.0 / len(products))
     for _ in range(MOST_ITERATIONS):
         along = np.vecdot(products, shares)
         squares = np.maximum(np.vecdot(along, shares) - 2.0 * along + lengths, 0.0)
-        following = _summing_to_one(1.0 / np.maximum(np.sqrt(squares), least))
+        following = 1.0 / np.maximum(np.sqrt(squares), least)
+        following /= following.sum()
         settled = float(np.abs(following - shares).max()) <= _SETTLED
         shares = following
         if settled:
             break
-    return shares.tolist()
+    return _listed(shares)
 
 
-def _summing_to_one(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return values / values.sum()
+def _listed(values: NDArray[np.float64]) -> list[float]:
+    return [float(value) for value in values / values.sum()]

@@ -19,7 +19,8 @@ def most_unlike(honest: Rows) -> int:
 
 
 def copied(known: Known) -> Exact:
-    return known.honest[most_unlike(known.honest)].astype(np.float64)
+    one: Exact = known.honest[most_unlike(known.honest)].astype(np.float64)
+    return one
 
 
 MIMIC: Final = Attack(

@@ -63,4 +63,5 @@ def _cut(rows: Rows, longest: float) -> Rows:
     if not longest:
         return rows
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-    return (rows * np.minimum(1.0, longest / np.maximum(lengths, 1e-300))[:, np.newaxis]).astype(np.float32)
+    shorter: Rows = (rows * np.minimum(1.0, longest / np.maximum(lengths, 1e-300))[:, np.newaxis]).astype(np.float32)
+    return shorter
