@@ -212,9 +212,10 @@ class _Doing:
         """What the last model came to at honest silos. A federation that hostile silos brought to an end has no model,
         and a line that says so: nothing else of its plan ends it."""
         began, hostility = time.monotonic(), self.run.hostility
-        commits, silos = self._commits(), dict(self.silos)
         for folder in ("poisoned", "of-plan"):  # of a run that was cut off, which does not go on
             shutil.rmtree(self.work / folder, ignore_errors=True)
+        (self.work / "commits").unlink(missing_ok=True)
+        commits, silos = self._commits(), dict(self.silos)
         if hostility is not None and hostility.attack.data is not None:
             for silo in hostility.silos:
                 silos[silo] = poisoned(silos[silo], self.work / "poisoned" / silo, hostility.attack)
