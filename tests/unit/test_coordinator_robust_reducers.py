@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.reducers import nearest_neighbour_mixing as mixing
 from lorica_coordinator.edges.sums.reducers import trimmed_mean as trimmed_mean_module
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
@@ -81,9 +83,16 @@ def test_neither_order_slab_nor_threads_change_a_bit(tmp_path: Path, reducer: st
     assert reduced(place, section, updates, slab_bytes=1 << 20).model == first
 
 
-@pytest.mark.parametrize("reducer", ["trimmed_mean", "median"])
+@pytest.mark.parametrize(
+    ("reducer", "module", "tables"),
+    [
+        ("trimmed_mean", trimmed_mean_module, 1),
+        ("median", trimmed_mean_module, 1),
+        ("nearest_neighbour_mixing", mixing, 2),
+    ],
+)
 def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
-    tmp_path: Path, reducer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reducer: str, module: ModuleType, tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, deltas = place_of(tmp_path, 100), drawn(5, 100, seed=2)
     updates, section = sent(place, deltas), section_of(reducer)
@@ -94,8 +103,8 @@ def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
         longest.append(table.numel() * 4)
         return of_rows(table, trimmed, out)
 
-    monkeypatch.setattr(trimmed_mean_module, "trimmed_mean", looked_at)
-    monkeypatch.setattr(trimmed_mean_module, "MOST_BYTES", 5 * 4 * 7)
+    monkeypatch.setattr(module, "trimmed_mean", looked_at)
+    monkeypatch.setattr(module, "MOST_BYTES", tables * 5 * 4 * 7)
     assert reduced(place, section, updates).model == expected
     assert max(longest) == 5 * 4 * 7
     assert len(longest) == 15
