@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from lorica.demo.silos.clinic import CLINIC
+from lorica.demo.twin_silos import TEST, twin_logs
 from lorica.experiments.data import poisoned
 from lorica.experiments.definition import Study
 from lorica.experiments.hostile_report import STUDIES, Found, difference, report_text
@@ -96,6 +98,20 @@ def test_the_study_here_has_every_attack_and_every_robust_rule_in_plans_that_hol
             seed=1,
             overrides={**run.values, "schedule.min_silos": 8},
         )
+
+
+# --- what its silos have
+
+
+def test_twins_have_records_and_held_out_questions_of_their_own() -> None:
+    first, second, textbook = twin_logs(CLINIC, (30, 20), seed=1)
+    assert [len(split) for _, split in first] == [30, 10, TEST]
+    assert [len(split) for _, split in second] == [20, 10, TEST]
+    ids = [record.id for splits in (first, second) for _, split in splits for record in split]
+    assert len(set(ids)) == len(ids)
+    held_out = [record.query for splits in (first, second) for record in (*splits.dev, *splits.test)]
+    assert len(set(held_out)) == len(held_out)
+    assert set(held_out).isdisjoint(record.query for record in (*first.train, *second.train, *textbook))
 
 
 # --- what a hostile silo trains on
