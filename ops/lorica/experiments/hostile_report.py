@@ -1,8 +1,8 @@
 """What a study with hostile silos found: attacks x rules, of honest silos alone, from its lines of results.
 
-Scores are means over silos, then over seeds. What a rule is held against is its difference from `equal`, the plain mean
-with equal weights, without an attack: of the same seeds, silos and questions. An interval is of a paired bootstrap:
-seeds are drawn again, and within each the questions of each silo.
+Scores are means over the silos that the study never has hostile, then over seeds. What a rule is held against is its
+difference from `equal`, the plain mean with equal weights, without an attack: of the same seeds, silos and questions.
+An interval is of a paired bootstrap: seeds are drawn again, and within each the questions of each silo.
 """
 
 import statistics
@@ -39,10 +39,11 @@ class Found:
     def of(cls, study: Study, file: Path) -> "Found":
         """Raises ConfigurationError where `file` has no run of the study."""
         runs = {run.key: run for run in study.runs()}
+        named = () if study.hostile is None else study.hostile.silos
         by_cell: dict[tuple[str, str], list[Line]] = {}
         for line in lines_of(file):
             if line["run"] in runs:
-                by_cell.setdefault(_cell(line), []).append(line)
+                by_cell.setdefault(_cell(line), []).append(_of_others(line, named))
         if not by_cell:
             raise ConfigurationError(f"{file} has no run of study {study.name}: run it first")
         cells = [_cell(run.point) for run in runs.values()]
@@ -58,6 +59,13 @@ class Found:
 
     def at(self, rule: str, attack: str) -> Sequence[Line]:
         return self.lines.get((rule, attack), ())
+
+
+def _of_others(line: Line, named: Sequence[str]) -> Line:
+    """Without the scores of silos that the study names as hostile, so that all cells are of the same silos."""
+    if "test" not in line:
+        return line
+    return {**line, "test": {silo: score for silo, score in line["test"].items() if silo not in named}}
 
 
 def _cell(point: Mapping[str, Any]) -> tuple[str, str]:
@@ -189,7 +197,7 @@ def report_text(study: Study, file: Path) -> str:
     """The page of a study with hostile silos; raises ConfigurationError where none of its runs is done."""
     found = Found.of(study, file)
     done, runs = sum(len(lines) for lines in found.lines.values()), sum(1 for _ in study.runs())
-    parts = [f"# Study {study.name}\n", f"{done} of {runs} runs. Honest silos alone are scored.\n"]
+    parts = [f"# Study {study.name}\n", f"{done} of {runs} runs. Silos that are never hostile are scored.\n"]
     for title, rows in TABLES.values():
         parts += [f"## {title}\n", _table(list(rows(found)))]
     return "\n".join(parts)
