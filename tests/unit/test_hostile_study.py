@@ -11,6 +11,7 @@ from lorica.demo.twin_silos import TEST, twin_logs
 from lorica.experiments.data import poisoned
 from lorica.experiments.definition import Study
 from lorica.experiments.hostile_report import STUDIES, Found, difference, report_text
+from lorica.experiments.results_file import lines_of
 from lorica.hostile.backdoor import TARGET
 from lorica.hostile.named import ATTACKS, attack_named
 from lorica_coordinator.plans.plan_folder import require_valid
@@ -98,6 +99,13 @@ def test_the_study_here_has_every_attack_and_every_robust_rule_in_plans_that_hol
             seed=1,
             overrides={**run.values, "schedule.min_silos": 8},
         )
+
+
+def test_published_lines_are_of_the_study_as_it_is_now_and_of_committed_code() -> None:
+    keys = {run.key for run in Study.read(STUDIES / "robust.toml").runs()}
+    lines = list(lines_of(STUDIES / "robust.jsonl"))
+    assert {it["run"] for it in lines} <= keys
+    assert all(it["commit"] and "+" not in it["commit"] for it in lines)
 
 
 # --- what its silos have
