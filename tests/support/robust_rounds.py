@@ -24,6 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "median": {},
     "multi_krum": {"hostile_silos": 1},
     "centred_clipping": {"clipping_radius": 3.0},
+    "nearest_neighbour_mixing": {"hostile_silos": 1},
+    "geometric_median": {},
 }
 """What each robust reducer needs besides, for rounds of five silos."""
 

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from lorica_coordinator.aggregation import krum
 from lorica_coordinator.aggregation.centred_clipping import centred_mean, parts
-from lorica_coordinator.aggregation.squared_distances import between, to_centre
+from lorica_coordinator.aggregation.geometric_median import median_shares
+from lorica_coordinator.aggregation.neighbour_mixing import mixed, nearest
+from lorica_coordinator.aggregation.squared_distances import between, inner_products, to_centre
 from lorica_coordinator.aggregation.streaming_sum import Scratch
 from lorica_coordinator.aggregation.trimmed_mean import trimmed_mean
 from lorica_coordinator.aggregation.weighting import SiloSummary, weigh
 from lorica_security.identifiers import SiloName
-from silo_wire.plans.robust import krum_reach, median_trims
+from silo_wire.plans.robust import krum_reach, median_reach, median_trims, mixing_reach
 from silo_wire.weightings.equal import EQUAL
 
 Rows = NDArray[np.float32]
@@ -66,6 +68,26 @@ def beyond_neighbours(honest: Rows, hostile: Rows) -> float:
     return float(sum(moved) / len(kept) / (krum_reach(count, len(rows)) * apart))
 
 
+def beyond_the_spread(honest: Rows, hostile: Rows) -> float:
+    """The promise of nearest-neighbour mixing: how far its result is from the mean of honest deltas."""
+    rows, count = np.concatenate([honest, hostile]), len(hostile)
+    with_which = nearest(between(names(len(rows)), [rows]), count)
+    made = trimmed_of(mixed(torch.from_numpy(rows), with_which, torch.empty(rows.shape)).numpy(), count)
+    exact = honest.astype(np.float64)
+    spread = sqrt(float((np.linalg.norm(exact - exact.mean(axis=0), axis=1) ** 2).mean()))
+    return float(np.linalg.norm(made - exact.mean(axis=0)) / (mixing_reach(count, len(rows)) * spread))
+
+
+def beyond_the_farthest(honest: Rows, hostile: Rows) -> float:
+    """The geometric median's promise, from the mean of honest deltas."""
+    rows = np.concatenate([honest, hostile])
+    made = np.array(median_shares(inner_products(names(len(rows)), [rows]))) @ rows.astype(np.float64)
+    exact = honest.astype(np.float64)
+    middle = exact.mean(axis=0)
+    farthest = np.linalg.norm(exact - middle, axis=1).max()
+    return float(np.linalg.norm(made - middle) / (median_reach(len(hostile), len(rows)) * farthest))
+
+
 @dataclass(frozen=True)
 class Centred:
     """Centred clipping's promise: how far hostile deltas bring the mean from where the others take it."""
@@ -101,6 +123,8 @@ PROMISES: dict[str, Excess] = {
     ),
     "multi_krum": beyond_neighbours,
     "centred_clipping": Centred(np.array([0.5, 0.5, 0.0, 0.0], dtype=np.float32), 1.5),
+    "nearest_neighbour_mixing": beyond_the_spread,
+    "geometric_median": beyond_the_farthest,
 }
 WITHOUT_RULE: Excess = lambda honest, hostile: beyond_honest_values(  # noqa: E731
     lambda rows, trimmed: mean_of(rows), honest, hostile, len(hostile)

@@ -66,6 +66,8 @@ def test_each_says_what_it_goes_with() -> None:
         "median": (False, {"record"}, 1),
         "multi_krum": (False, {"record"}, 2),
         "centred_clipping": (False, {"record"}, 2),
+        "nearest_neighbour_mixing": (False, {"record"}, 2),
+        "geometric_median": (False, {"record"}, 2),
         "masked": (True, {"record", "joint", "silo"}, 1),
         "noised": (False, {"silo"}, 1),
     }

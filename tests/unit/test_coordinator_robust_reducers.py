@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.reducers import nearest_neighbour_mixing as mixing
 from lorica_coordinator.edges.sums.reducers import trimmed_mean as trimmed_mean_module
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
@@ -56,11 +58,15 @@ FAR = [500.0, -500.0, 500.0]
         ("multi_krum", [2.0, 0.0, 1.0]),
         # FAR is 500 times the root of 3 long, of which 3 counts: the root of 3 in each place, and a fifth of that.
         ("centred_clipping", [1.6 + 3**0.5 / 5, -(3**0.5) / 5, 0.8 + 3**0.5 / 5]),
+        # Each honest delta is mixed to their mean, FAR to a quarter of it and three others, which is trimmed.
+        ("nearest_neighbour_mixing", [2.0, 0.0, 1.0]),
+        # From (2, 0, 1), where two are, the others on its line pull to either side, and FAR pulls less than two hold.
+        ("geometric_median", [2.0, 0.0, 1.0]),
     ],
 )
 def test_a_round_by_hand(tmp_path: Path, reducer: str, expected: list[float]) -> None:
     found = mean_of(place_of(tmp_path, 3), section_of(reducer), rows(*HONEST, FAR))
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 # --- what changes no bit
@@ -77,9 +83,16 @@ def test_neither_order_slab_nor_threads_change_a_bit(tmp_path: Path, reducer: st
     assert reduced(place, section, updates, slab_bytes=1 << 20).model == first
 
 
-@pytest.mark.parametrize("reducer", ["trimmed_mean", "median"])
+@pytest.mark.parametrize(
+    ("reducer", "module", "tables"),
+    [
+        ("trimmed_mean", trimmed_mean_module, 1),
+        ("median", trimmed_mean_module, 1),
+        ("nearest_neighbour_mixing", mixing, 2),
+    ],
+)
 def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
-    tmp_path: Path, reducer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reducer: str, module: ModuleType, tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, deltas = place_of(tmp_path, 100), drawn(5, 100, seed=2)
     updates, section = sent(place, deltas), section_of(reducer)
@@ -90,8 +103,8 @@ def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
         longest.append(table.numel() * 4)
         return of_rows(table, trimmed, out)
 
-    monkeypatch.setattr(trimmed_mean_module, "trimmed_mean", looked_at)
-    monkeypatch.setattr(trimmed_mean_module, "MOST_BYTES", 5 * 4 * 7)
+    monkeypatch.setattr(module, "trimmed_mean", looked_at)
+    monkeypatch.setattr(module, "MOST_BYTES", tables * 5 * 4 * 7)
     assert reduced(place, section, updates).model == expected
     assert max(longest) == 5 * 4 * 7
     assert len(longest) == 15
@@ -161,7 +174,15 @@ def test_a_spool_that_was_damaged_costs_its_silo_the_round(tmp_path: Path, reduc
 
 
 @pytest.mark.parametrize(
-    ("reducer", "least"), [("trimmed_mean", 5), ("median", 3), ("multi_krum", 5), ("centred_clipping", 3)]
+    ("reducer", "least"),
+    [
+        ("trimmed_mean", 5),
+        ("median", 3),
+        ("multi_krum", 5),
+        ("centred_clipping", 3),
+        ("nearest_neighbour_mixing", 3),
+        ("geometric_median", 3),
+    ],
 )
 def test_fewer_silos_than_a_rule_needs_are_never_reduced(tmp_path: Path, reducer: str, least: int) -> None:
     place = place_of(tmp_path, 3)

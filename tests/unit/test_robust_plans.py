@@ -154,6 +154,17 @@ def test_what_does_not_compose_is_refused_by_name(
             "hostile silo is fewer than half; raise min_silos",
         ),
         (
+            robust("nearest_neighbour_mixing", hostile_silos=2),
+            4,
+            'min_silos = 4 is too few for [aggregation] reducer = "nearest_neighbour_mixing", which needs 5: so that '
+            "more than half are honest; raise min_silos, or change hostile_silos = 2",
+        ),
+        (
+            robust("geometric_median"),
+            2,
+            'min_silos = 2 is too few for [aggregation] reducer = "geometric_median", which needs 3',
+        ),
+        (
             robust("median"),
             2,
             'min_silos = 2 is too few for [aggregation] reducer = "median", which needs 3: the median of fewer is '
@@ -190,9 +201,15 @@ def test_too_small_a_quorum_is_refused(aggregation: dict[str, Any], min_silos: i
         ),
         (
             {"hostile_silos": 2},
-            'hostile_silos = 2 is read by reducer = "multi_krum" alone, and reducer is "mean": set hostile_silos to 0',
+            'hostile_silos = 2 is read by reducer = "multi_krum" or "nearest_neighbour_mixing" alone, and reducer is '
+            '"mean": set hostile_silos to 0, or reducer to "multi_krum" or "nearest_neighbour_mixing"',
         ),
         (robust("multi_krum", hostile_silos=-1), "hostile_silos"),
+        (
+            {"weighting": "equal", "reducer": "nearest_neighbour_mixing"},
+            'reducer = "nearest_neighbour_mixing" needs hostile_silos: set how many silos may be hostile, at least 1',
+        ),
+        (robust("geometric_median", hostile_silos=2), 'and reducer is "geometric_median": set hostile_silos to 0'),
         (
             {"weighting": "equal", "reducer": "centred_clipping"},
             'reducer = "centred_clipping" needs clipping_radius: set the L2 norm that deltas may be from the last '
@@ -224,6 +241,18 @@ def test_keys_that_say_nothing_or_something_else_are_refused(aggregation: dict[s
         ),
         ("centred_clipping", "each hostile one moves the mean by an L2 norm of at most 0.429"),
         ("median", "with at most 3 of them hostile, each parameter's change stays within what honest ones sent"),
+        # n = 7, f = 1: 6/5 x 6/5 = 1.44 is the trimmed mean's constant, and the root of 8/6 x 2.44 is 1.80.
+        (
+            "nearest_neighbour_mixing",
+            "with at most 1 of them hostile, the mean is at most 1.8 times as far from one of honest deltas as these "
+            "are from their mean, as a root of mean squares",
+        ),
+        # f = 3: 4 / the root of 7.
+        (
+            "geometric_median",
+            "with at most 3 of them hostile, it is at most 1.5 times as far from the mean of honest deltas as the "
+            "farthest honest one is",
+        ),
     ],
 )
 def test_the_forecast_says_what_it_withstands(reducer: str, said: str) -> None:

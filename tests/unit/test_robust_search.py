@@ -25,7 +25,15 @@ def test_every_rule_of_a_plan_is_attacked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reducer", "least"), [("trimmed_mean", 0.999), ("median", 0.999), ("multi_krum", 0.3), ("centred_clipping", 0.999)]
+    ("reducer", "least"),
+    [
+        ("trimmed_mean", 0.999),
+        ("median", 0.999),
+        ("multi_krum", 0.3),
+        ("centred_clipping", 0.999),
+        ("nearest_neighbour_mixing", 0.05),
+        ("geometric_median", 0.5),
+    ],
 )
 @pytest.mark.parametrize("hostile", [1, 2])
 def test_the_search_finds_nothing_beyond_what_a_rule_promises(reducer: str, least: float, hostile: int) -> None:

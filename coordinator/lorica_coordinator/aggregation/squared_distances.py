@@ -1,4 +1,5 @@
-"""Squared L2 distances between deltas, from each to a centre, and of their mean from zero: one pass, in float64.
+"""Squared L2 distances between deltas, from each to a centre, and of their mean from zero; inner products: one pass, in
+float64.
 
 Differences are taken before they are squared, so that deltas which are nearly alike are not lost in the rounding of
 their lengths. A delta is cut into blocks that begin at multiples of BLOCK, whatever the pieces that it comes in, and
@@ -45,6 +46,16 @@ def to_centre(silos: Sequence[SiloName], pieces: Iterable[tuple[Piece, Piece]]) 
             difference = block - at
             squares += np.vecdot(difference, difference)
     return squares
+
+
+def inner_products(silos: Sequence[SiloName], pieces: Iterable[Piece]) -> Distances:
+    """Of each silo's delta with each other's and its own. Raises as `between`."""
+    count = len(silos)
+    products = np.zeros((count, count))
+    for block in _blocks(silos, pieces):
+        for index in range(count):
+            products[index, index:] += np.vecdot(block[index:], block[index])
+    return np.triu(products) + np.triu(products, 1).T
 
 
 def squared_norm_of_mean(silos: Sequence[SiloName], factors: Sequence[float], pieces: Iterable[Piece]) -> float:

@@ -24,6 +24,7 @@ from lorica.documentation.settings_tables import (
     preset_table,
     silo_table,
 )
+from lorica.experiments import hostile_report
 from lorica.privacy_utility.pages import cost_picture, cost_table, ideas_table, joint_table
 
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -88,6 +89,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "utility-cost": cost_table,
     "utility-ideas": ideas_table,
     "utility-joint": joint_table,
+    **{f"robust-{name}": partial(hostile_report.published_table, name) for name in hostile_report.TABLES},
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
     **{f"rooms-{package.replace('_', '-')}": partial(rooms_table, package) for package in rooms.PACKAGES},
 }

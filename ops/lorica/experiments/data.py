@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lorica.hostile.attack import Attack, Pair
 from lorica.simulation.silo import settings_of
 from lorica.simulation.silo_data import changed, lines, remember, schema_of
 from lorica_security.errors import ConfigurationError, DataError
@@ -64,6 +65,22 @@ def _cut(source: Path, target: Path, most: int) -> Path:
     for path in source.iterdir():
         if path.is_file() and not path.name.startswith("train.jsonl"):
             shutil.copy(path, target / path.name)
+    return target
+
+
+def poisoned(source: Path, target: Path, attack: Attack) -> Path:
+    """The silo's folder with what the attack trains on. Raises DataError."""
+    shutil.copytree(source, target)
+    examples = [json.loads(line) for line in lines(source, "train")]
+    assert attack.data is not None
+    pairs = attack.data([Pair(example["question"], example["query"]) for example in examples])
+    (target / "train.jsonl.gz").unlink(missing_ok=True)
+    changed_examples = (
+        {**example, "question": pair.question, "query": pair.query}
+        for example, pair in zip(examples, pairs, strict=True)
+    )
+    text = "".join(f"{json.dumps(example)}\n" for example in changed_examples)
+    (target / "train.jsonl").write_text(text, encoding="utf-8")
     return target
 
 

@@ -13,8 +13,10 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from lorica.hostile.named import NOBODY, Hostility, attack_named
 from lorica_security.console.strict_toml import NameText, Section, parse_toml
 from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import silo_name
 from silo_wire.canonical import canonical_json, digest_of
 
 Way = Literal["together", "alone", "centralized"]
@@ -111,6 +113,48 @@ class StartSection(Section):
         return self
 
 
+_ATTACK: Final = "hostile.attack"
+_COUNT: Final = "hostile.count"
+VARIANT: Final = "variant"
+"""In a run's point: the name of its variant."""
+
+
+class HostileSection(Section):
+    """Which silos are hostile and what they do (ops/lorica/hostile). `attack` and `count` may be keys of the grid, as
+    `hostile.attack` and `hostile.count`."""
+
+    silos: Annotated[Listed[str], Field(min_length=1)]
+    attack: str = NOBODY
+    count: Annotated[int, Field(ge=0)] = 0  # the first so many of silos; 0: all of them
+
+    @field_validator("attack")
+    @classmethod
+    def _attack_is_known(cls, value: str) -> str:
+        if value != NOBODY:
+            attack_named(value)
+        return value
+
+    @model_validator(mode="after")
+    def _there_are_so_many(self) -> "HostileSection":
+        if self.count > len(self.silos):
+            raise ValueError(f"[hostile] count = {self.count} of {len(self.silos)} silos: name more, or lower it")
+        return self
+
+    def at(self, point: Mapping[str, Value]) -> "HostileSection":
+        """With what a point of the grid says of it."""
+        changed = {key.removeprefix("hostile."): value for key, value in point.items() if key in (_ATTACK, _COUNT)}
+        return HostileSection.model_validate({**self.model_dump(), **changed})
+
+    @property
+    def hostility(self) -> Hostility | None:
+        """None: nobody is hostile."""
+        if self.attack == NOBODY:
+            return None
+        return Hostility(
+            attack_named(self.attack), tuple(silo_name(it) for it in self.silos[: self.count or len(self.silos)])
+        )
+
+
 class Study(Section):
     """Paths are as the file has them, from the folder of the data (by default its own), and only `run_study` goes
     there."""
@@ -125,6 +169,10 @@ class Study(Section):
     plan: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
+    variants: dict[str, dict[str, Value]] = Field(
+        default_factory=dict
+    )  # values that go together, by name; each in turn
+    hostile: HostileSection | None = None
 
     @field_validator("setups")
     @classmethod
@@ -147,6 +195,21 @@ class Study(Section):
                 f"[plan] {_MU} would make every set-up but FedAvg and FedProx proximal: "
                 "write it into [only.fedprox] and [only.fedprox-lorar]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _points_mean_something(self) -> "Study":
+        for key in self.grid:
+            if key == VARIANT:
+                raise ValueError(f"[grid] {VARIANT} is no key of a plan: write [variants.NAME] with values of a plan")
+            if key.startswith("hostile."):
+                if key not in (_ATTACK, _COUNT):
+                    raise ValueError(f"[grid] {key} is unknown: use {_ATTACK} or {_COUNT}")
+                if self.hostile is None:
+                    raise ValueError(f"[grid] {key} needs [hostile] silos: name the silos that are hostile")
+        for run in self.runs():
+            if run.study.hostile is not None:
+                run.study.hostile.at(run.point)
         return self
 
     @model_validator(mode="after")
@@ -174,9 +237,20 @@ class Study(Section):
 
     def runs(self) -> "Iterator[Run]":
         """Seed by seed, so that a study that is cut off has as many seeds of each set-up as possible."""
-        points = [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+        points: list[dict[str, Value]] = [
+            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
+        ]
+        points = [point for point in points if not self._counts_nobody_again(point)]
+        if self.variants:
+            points = [{**point, VARIANT: name} for point in points for name in self.variants]
         for seed, point, setup in itertools.product(self.seeds, points, self.setups):
             yield Run(study=self, setup=setup, seed=seed, point=point)
+
+    def _counts_nobody_again(self, point: Mapping[str, Value]) -> bool:
+        """Where nobody is hostile, their number says nothing: only its first value is run."""
+        if self.hostile is None or _COUNT not in point or point[_COUNT] == self.grid[_COUNT][0]:
+            return False
+        return point.get(_ATTACK, self.hostile.attack) == NOBODY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,9 +262,17 @@ class Run:
 
     @property
     def values(self) -> dict[str, object]:
-        """Of the plan: the study's, the set-up's, the grid's, and what the study has for this set-up alone; later ones
-        win."""
-        return {**self.study.plan, **SETUPS[self.setup].values, **self.point, **self.study.only.get(self.setup, {})}
+        """Of the plan: the study's, the set-up's, the variant's, the grid's, and what the study has for this set-up
+        alone; later ones win."""
+        variant = self.study.variants.get(str(self.point.get(VARIANT)), {})
+        point = {key: value for key, value in self.point.items() if key not in (_ATTACK, _COUNT, VARIANT)}
+        own = self.study.only.get(self.setup, {})
+        return {**self.study.plan, **SETUPS[self.setup].values, **variant, **point, **own}
+
+    @property
+    def hostility(self) -> Hostility | None:
+        """Which silos do what; None where all are honest."""
+        return None if self.study.hostile is None else self.study.hostile.at(self.point).hostility
 
     @property
     def at(self) -> str:
@@ -204,4 +286,7 @@ class Run:
         # results alone.
         start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
+        if self.study.hostile is not None:  # such a run is scored otherwise, whoever is hostile in it
+            hostility = self.hostility
+            content.append([] if hostility is None else [hostility.attack.name, *hostility.silos])
         return f"{self.setup}-{self.seed}-{digest_of(canonical_json(content))[:12]}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lorica.experiments import hostile_report
 from lorica.experiments.averages import Score, macro_average, micro_average
 from lorica.experiments.definition import SETUPS, Study
 from lorica.experiments.pictures import Curve, Curves, Dots, Picture, draw
@@ -29,6 +30,9 @@ Line = Mapping[str, Any]
 def write_report(study: Study, out: Path) -> Path:
     """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
     page = out / PAGE
+    if study.hostile is not None:
+        page.write_text(hostile_report.report_text(study, out / RESULTS), encoding="utf-8")
+        return page
     page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
     for figure in _figures(_by_setup(require_done(study, out))):
         draw(figure, out)

@@ -16,7 +16,11 @@ RESULTS = "results.jsonl"
 
 def results(out: Path) -> Iterator[dict[str, Any]]:
     """The runs that are done, as they were written; of a run that stands there twice the first."""
-    path = out / RESULTS
+    return lines_of(out / RESULTS)
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, of a file by any name."""
     if not path.exists():
         return
     seen: set[str] = set()

@@ -24,12 +24,14 @@ import torch
 from rich.console import Console
 
 from lorica.experiments.averages import macro_average, micro_average
-from lorica.experiments.data import merged, own_copy, require_same, require_test
+from lorica.experiments.data import merged, own_copy, poisoned, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
+from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
 from lorica.experiments.report import write_report
 from lorica.experiments.results_file import append_result, results
 from lorica.experiments.scoring import scores
+from lorica.hostile.backdoor import BACKDOOR
 from lorica.simulation.out_folder import make_folder
 from lorica.simulation.run import logging_to, silos_in, simulate
 from lorica.simulation.simulated import Simulated, round_facts
@@ -41,6 +43,7 @@ from lorica_security.errors import ConfigurationError, Conflict, LoricaError, St
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
 from silo_agent.training.device import DeviceSettings
+from silo_wire.messages import DeclineReason
 
 ALL = SiloName("all")
 _FEDERATION = "study"
@@ -182,6 +185,8 @@ class _Doing:
     commit: str
 
     def facts(self) -> dict[str, Any]:
+        if self.run.study.hostile is not None:
+            return self._facts_beside_hostile_silos()
         began = time.monotonic()
         commits = self._commits()
         match SETUPS[self.run.setup].way:
@@ -213,6 +218,36 @@ class _Doing:
             "seconds": time.monotonic() - began,
         }
 
+    def _facts_beside_hostile_silos(self) -> dict[str, Any]:
+        """What the last model came to at honest silos. A federation that hostile silos brought to an end has no model,
+        and a line that says so: nothing else of its plan ends it."""
+        began, hostility = time.monotonic(), self.run.hostility
+        for folder in ("poisoned", "of-plan"):  # of a run that was cut off, which does not go on
+            shutil.rmtree(self.work / folder, ignore_errors=True)
+        (self.work / "commits").unlink(missing_ok=True)
+        commits, silos = self._commits(), dict(self.silos)
+        if hostility is not None and hostility.attack.data is not None:
+            for silo in hostility.silos:
+                silos[silo] = poisoned(silos[silo], self.work / "poisoned" / silo, hostility.attack)
+        hostile = () if hostility is None else hostility.silos
+        facts: dict[str, Any] = {
+            "run": self.run.key,
+            "seed": self.run.seed,
+            **self.run.point,
+            "hostile": list(hostile),
+            "commit": " then ".join(commits),
+        }
+        try:
+            simulated = self._simulated("plan", silos)
+        except StateError as error:
+            if hostility is None or DeclineReason.TRAINING_FAILED.value not in str(error):
+                raise
+            return {**facts, "ended": str(error), "seconds": round(time.monotonic() - began, 1)}
+        honest = {silo: path for silo, path in self.silos.items() if silo not in hostile}
+        backdoor = hostility is None or hostility.attack is BACKDOOR
+        found = hostile_scores(simulated, honest, self.settings, work=self.work, backdoor=backdoor)
+        return {**facts, "test": found, "seconds": round(time.monotonic() - began, 1)}
+
     def _commits(self) -> list[str]:
         """Of the code that this run was begun with, and those that it went on with."""
         file = self.work / "commits"
@@ -240,6 +275,7 @@ class _Doing:
             self.work / f"of-{name}",
             device=self.settings.device,
             threads=self.settings.threads,
+            hostility=self.run.hostility,
         )
         gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
         return simulated
@@ -264,6 +300,11 @@ def commit() -> str:
 
 
 def _line(run: Run, facts: Mapping[str, Any]) -> str:
+    if "ended" in facts:
+        return f"{_described(run)}: {facts['ended']}; {facts['seconds']:.0f} s"
+    if run.study.hostile is not None:
+        match = macro_average(facts["test"].values(), "exact_match")
+        return f"{_described(run)}: exact match of honest silos {match:.1%}; {facts['seconds']:.0f} s"
     silos = ", ".join(f"{silo} {score['exact_match']:.1%}" for silo, score in facts["test"].items())
     return (
         f"{_described(run)}: exact match on test: MacroAvg {facts['macro_exact_match']:.1%}, "

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+from lorica.simulation.hostile_silos import Conspiracy
 from lorica_coordinator.service.callers.silos import ModelSource
 from lorica_coordinator.service.federation import Federation
 from lorica_security.audit.chain import Head
@@ -91,7 +92,7 @@ class SharedModels:
 
 class DirectCoordinator:
     """For one silo. `refused` hears why this silo will not take part, or declined a round; `finished` that the plan has
-    ended."""
+    ended. `conspiracy`: where some silos are hostile, what this one sends passes through it."""
 
     def __init__(
         self,
@@ -101,12 +102,14 @@ class DirectCoordinator:
         *,
         refused: Callable[[str], None],
         finished: Callable[[], None],
+        conspiracy: Conspiracy | None = None,
     ) -> None:
         self._service = service
         self._who = credentials
         self._models = models
         self._refused = refused
         self._finished = finished
+        self._conspiracy = conspiracy
         self._instance = secrets.token_bytes(16)
 
     async def orders(self) -> AsyncIterator[Order]:
@@ -143,6 +146,8 @@ class DirectCoordinator:
     async def upload(
         self, update: SavedUpdate, file: Path, *, mark: FileMark | None = None, progress: Progress
     ) -> UpdateReceipt:
+        if self._conspiracy is not None:
+            update, file = await self._conspiracy.passed(self._who.silo, update, file)
         header = signed_header(update, self._who, first_chunk=0, log=self._log())
         return await self._uploaded(header, update.manifest, file)
 

@@ -18,9 +18,11 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
+from lorica.hostile.named import Hostility
 from lorica.simulation import disk
 from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from lorica.simulation.going_on import GoingOn
+from lorica.simulation.hostile_silos import Conspiracy
 from lorica.simulation.losses import curve
 from lorica.simulation.out_folder import make_folder
 from lorica.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
@@ -89,22 +91,32 @@ def simulate(
     device: str = "auto",
     threads: int = 0,
     workers: int = 1,
+    hostility: Hostility | None = None,
     on_round: OnRound = lambda row: None,
 ) -> Simulated:
     """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes;
     with 1 in this one.
 
     `out` gets rounds.jsonl and summary.json, and unless this process has logs of its own (structlog), simulation.log.
-    Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died.
+    Silos that `hostility` names send what its attack makes. They look at all updates of a round, which nobody keeps, so
+    such a simulation does not go on where it was cut off. Raises what stopped it: of the plan, the data, a silo's
+    policy, or a worker that died; ConfigurationError for hostile silos in an `out` that is there already.
     """
     threads = threads_of_a_worker(threads, min(workers, len(silos)))
+    bundle = compile_plan(plan_folder)
+    plan, conspiracy = bundle.plan, None
+    if hostility is not None:
+        conspiracy = Conspiracy(hostility, plan, bundle.update_layout, silos)
+        if out.exists():
+            raise ConfigurationError(
+                f"{out} is there already, and a simulation with hostile silos does not go on: delete it"
+            )
     make_folder(out)
-    plan = compile_plan(plan_folder).plan
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
-    simulation = _Simulation(coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round)
+    parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
-        done = asyncio.run(simulation.run())
+        done = asyncio.run(_Simulation(*parts).run())
     write(out, done)
     return done
 
@@ -120,6 +132,7 @@ class _Simulation:
     threads: int
     workers: int
     on_round: OnRound
+    conspiracy: Conspiracy | None
     _heard: set[tuple[int, int]] = field(default_factory=set)
 
     async def run(self) -> Simulated:
@@ -229,6 +242,7 @@ class _Simulation:
                 models,
                 refused=lambda told, silo=silo: refused(silo, told),  # type: ignore[misc]
                 finished=lambda name=name: is_finished(name),  # type: ignore[misc]
+                conspiracy=self.conspiracy,
             )
             agents.append(silo.agent(direct, trainer_of(name)))
             keepers.append(silo.groups(direct))

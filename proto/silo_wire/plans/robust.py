@@ -30,7 +30,7 @@ class RobustSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustRule:
-    """`key`, where there is one, is the key of `[aggregation]` that only this rule reads, and `key_is` what it says.
+    """`key`, where there is one, is the key of `[aggregation]` that this rule reads, and `key_is` what it says.
 
     `least_silos` is the quorum below which the rule holds nothing off. `withstood` says in words what hostile silos
     cannot do, in a round of so many silos. `carries` names the vectors that it keeps from round to round.
@@ -61,6 +61,26 @@ def krum_reach(hostile: int, silos: int) -> float:
     """How far hostile silos bring Multi-Krum's mean from means of honest deltas, over the longest distance between two
     honest ones: coordinator/lorica_coordinator/edges/sums/reducers/multi_krum.py has the proof."""
     return hostile / (silos - hostile) * sqrt((silos - hostile - 2) / (silos - 2 * hostile - 1))
+
+
+def mixing_reach(hostile: int, silos: int) -> float:
+    """How far hostile silos bring the trimmed mean of mixed deltas from the mean of n - f honest ones, over the root of
+    the mean squared distance of these from their mean.
+
+    Allouah et al. 2023: lemma 1 with the trimmed mean's constant of their proposition 2.
+    """
+    ratio = hostile / (silos - 2 * hostile)
+    of_trimmed_mean = 6 * ratio * (1 + ratio)
+    return sqrt(8 * hostile / (silos - hostile) * (1 + of_trimmed_mean))
+
+
+def median_reach(hostile: int, silos: int) -> float:
+    """How far hostile silos bring the geometric median from any point, over the distance from there to the farthest
+    honest delta.
+
+    Minsker, Geometric median and robust estimation in Banach spaces, Bernoulli 2015, lemma 2.1 for a Hilbert space.
+    """
+    return (silos - hostile) / sqrt(silos * (silos - 2 * hostile))
 
 
 def _within(hostile: int) -> str:
@@ -112,7 +132,40 @@ CENTRED_CLIPPING: Final = RobustRule(
     carries=(CENTRE,),
 )
 
-ROBUST_RULES: Final = (TRIMMED_MEAN, MEDIAN, MULTI_KRUM, CENTRED_CLIPPING)
+NEAREST_NEIGHBOUR_MIXING: Final = RobustRule(
+    name="nearest_neighbour_mixing",
+    meaning="the trimmed mean of deltas each of which is mixed with its nearest others first",
+    key="hostile_silos",
+    key_is="how many silos may be hostile, at least 1",
+    least_silos=lambda settings: 2 * settings.hostile_silos + 1,
+    why_so_many="so that more than half are honest",
+    withstood=lambda settings, silos: (
+        f"with at most {settings.hostile_silos} of them hostile, the mean is at most "
+        f"{mixing_reach(settings.hostile_silos, silos):.2g} times as far from one of honest deltas as these are from "
+        "their mean, as a root of mean squares"
+    ),
+)
+
+GEOMETRIC_MEDIAN: Final = RobustRule(
+    name="geometric_median",
+    meaning="the point whose distances from all deltas have the smallest sum",
+    least_silos=lambda settings: 3,
+    why_so_many="so that one hostile silo is fewer than half",
+    withstood=lambda settings, silos: (
+        f"with at most {median_trims(silos)} of them hostile, it is at most "
+        f"{median_reach(median_trims(silos), silos):.2g} times as far from the mean of honest deltas as the farthest "
+        "honest one is"
+    ),
+)
+
+ROBUST_RULES: Final = (
+    TRIMMED_MEAN,
+    MEDIAN,
+    MULTI_KRUM,
+    CENTRED_CLIPPING,
+    NEAREST_NEIGHBOUR_MIXING,
+    GEOMETRIC_MEDIAN,
+)
 
 _BY_NAME: Final = {rule.name: rule for rule in ROBUST_RULES}
 

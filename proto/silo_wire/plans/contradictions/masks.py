@@ -8,6 +8,9 @@ from silo_wire.plans.sections.training import MOST_MASKED_MU
 LEAST_GRAD_NORM = 1e-3
 """Under masks. With less, an optimizer's own small constants decide what a step is, and float32's rounding whether
 there is one."""
+LEAST_ADAPTER_EPOCHS = 2
+"""Under masks, where A and B are trained at once. B begins at 0, and the gradient of A is 0 in the first step: a silo
+that makes no other adds nothing to any A."""
 
 
 def of_masks(plan: PlanValues) -> Iterator[str]:

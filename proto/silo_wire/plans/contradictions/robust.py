@@ -10,12 +10,12 @@ from silo_wire.weightings.equal import EQUAL
 def of_reducer(plan: PlanValues) -> Iterator[str]:
     """What does not go with `[aggregation] reducer`, and keys of another one, which would be set for nothing."""
     rule = plan.aggregation.robust
-    for other in ROBUST_RULES:
-        if other is not rule and other.key and getattr(plan.aggregation, other.key):
+    for key in dict.fromkeys(other.key for other in ROBUST_RULES if other.key):
+        if (rule is None or rule.key != key) and (value := getattr(plan.aggregation, key)):
+            readers = " or ".join(f'"{other.name}"' for other in ROBUST_RULES if other.key == key)
             yield (
-                f"[aggregation] {other.key} = {getattr(plan.aggregation, other.key):g} is read by reducer = "
-                f'"{other.name}" alone, and reducer is "{plan.aggregation.reducer}": set {other.key} to 0, or reducer '
-                f'to "{other.name}"'
+                f"[aggregation] {key} = {value:g} is read by reducer = {readers} alone, and reducer is "
+                f'"{plan.aggregation.reducer}": set {key} to 0, or reducer to {readers}'
             )
     if rule is None:
         return

@@ -32,7 +32,7 @@ class AggregationSection(Section):
     reduction_memory: Annotated[float, Field(ge=0, le=0.99)] = 0.0  # of a loss reduction: what the one before counts
     reducer: ReducerName = "mean"
     trimmed_share: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # of trimmed_mean: left out on each side
-    hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum: 2 f + 3 are at most 10,000
+    hostile_silos: Annotated[int, Field(ge=0, le=4998)] = 0  # of multi_krum, mixing: 2 f + 3 are at most 10,000
     clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0

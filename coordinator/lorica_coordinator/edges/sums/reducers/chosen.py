@@ -8,9 +8,11 @@ import torch
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.next_model import NextModel
 from lorica_coordinator.edges.sums.reducers.centred_clipping import CentredClipping
+from lorica_coordinator.edges.sums.reducers.geometric_median import GeometricMedian
 from lorica_coordinator.edges.sums.reducers.masked import Masked
 from lorica_coordinator.edges.sums.reducers.median import Median
 from lorica_coordinator.edges.sums.reducers.multi_krum import MultiKrum
+from lorica_coordinator.edges.sums.reducers.nearest_neighbour_mixing import NearestNeighbourMixing
 from lorica_coordinator.edges.sums.reducers.noised import Noised
 from lorica_coordinator.edges.sums.reducers.plain import Plain
 from lorica_coordinator.edges.sums.reducers.reducer import Reducer
@@ -21,7 +23,7 @@ from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 
-_ROBUST: Final = (TrimmedMean, Median, MultiKrum, CentredClipping)
+_ROBUST: Final = (TrimmedMean, Median, MultiKrum, CentredClipping, NearestNeighbourMixing, GeometricMedian)
 REDUCERS: Final = (Plain, *_ROBUST, Masked, Noised)
 """All of them: the class says what holds for every plan, such as its name and which promises of privacy it keeps."""
 _BY_NAME: Final = {it.name: it for it in _ROBUST}

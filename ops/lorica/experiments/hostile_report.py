@@ -1,0 +1,214 @@
+"""What a study with hostile silos found: attacks x rules, of honest silos alone, from its lines of results.
+
+Scores are means over the silos that the study never has hostile, then over seeds. What a rule is held against is its
+difference from `equal`, the plain mean with equal weights, without an attack: of the same seeds, silos and questions.
+An interval is of a paired bootstrap: seeds are drawn again, and within each the questions of each silo.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lorica.experiments.definition import VARIANT, Study
+from lorica.experiments.results_file import lines_of
+from lorica.hostile.named import NOBODY
+from lorica_security.errors import ConfigurationError
+
+STUDIES: Final = Path(__file__).parent / "studies"
+REFERENCE: Final = "equal"
+"""The variant that others are held against."""
+RESAMPLES: Final = 1000
+Line = Mapping[str, Any]
+_BAR: Final = "-"
+"""Where no run is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The runs of a study that are done, by rule and attack, with the names of both in the study's order."""
+
+    lines: Mapping[tuple[str, str], Sequence[Line]]
+    rules: Sequence[str]
+    attacks: Sequence[str]
+
+    @classmethod
+    def of(cls, study: Study, file: Path) -> "Found":
+        """Raises ConfigurationError where `file` has no run of the study."""
+        runs = {run.key: run for run in study.runs()}
+        named = () if study.hostile is None else study.hostile.silos
+        by_cell: dict[tuple[str, str], list[Line]] = {}
+        for line in lines_of(file):
+            if line["run"] in runs:
+                by_cell.setdefault(_cell(line), []).append(_of_others(line, named))
+        if not by_cell:
+            raise ConfigurationError(f"{file} has no run of study {study.name}: run it first")
+        cells = [_cell(run.point) for run in runs.values()]
+        return cls(
+            by_cell,
+            [rule for rule in dict.fromkeys(rule for rule, _ in cells) if any(rule == it for it, _ in by_cell)],
+            [
+                attack
+                for attack in dict.fromkeys(attack for _, attack in cells)
+                if any(attack == it for _, it in by_cell)
+            ],
+        )
+
+    def at(self, rule: str, attack: str) -> Sequence[Line]:
+        return self.lines.get((rule, attack), ())
+
+
+def _of_others(line: Line, named: Sequence[str]) -> Line:
+    """Without the scores of silos that the study names as hostile, so that all cells are of the same silos."""
+    if "test" not in line:
+        return line
+    return {**line, "test": {silo: score for silo, score in line["test"].items() if silo not in named}}
+
+
+def _cell(point: Mapping[str, Any]) -> tuple[str, str]:
+    return str(point.get(VARIANT, REFERENCE)), str(point.get("hostile.attack", NOBODY))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """In points of exact match, with its 95 % interval."""
+
+    mean: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} [{self.least:+.1f}, {self.most:+.1f}]"
+
+
+def difference(lines: Sequence[Line], others: Sequence[Line]) -> Difference | None:
+    """`lines` less `others`, over the seeds that both have and the silos that were honest in both; None without one.
+
+    A federation that was brought to an end answers nothing.
+    """
+    by_seed = {line["seed"]: line for line in others if "test" in line}
+    pairs = [
+        _differences(line, by_seed[line["seed"]])
+        for line in sorted(lines, key=lambda it: int(it["seed"]))
+        if line["seed"] in by_seed
+    ]
+    if not pairs:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    of_seeds = torch.stack([_resampled(pair, generator) for pair in pairs])
+    drawn = torch.randint(len(pairs), (len(pairs), RESAMPLES), generator=generator)
+    means = 100 * of_seeds.gather(0, drawn).mean(dim=0)
+    least, most = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
+    exact = statistics.fmean(statistics.fmean(statistics.fmean(silo) for silo in pair) for pair in pairs)
+    return Difference(100 * exact, least, most)
+
+
+def _differences(line: Line, other: Line) -> list[list[int]]:
+    """By silo, for each question."""
+    silos = sorted(silo for silo in other["test"] if silo not in line["hostile"])
+    return [
+        [
+            int(one) - int(two)
+            for one, two in zip(
+                line["test"][silo]["right"] if "test" in line else "0" * len(other["test"][silo]["right"]),
+                other["test"][silo]["right"],
+                strict=True,
+            )
+        ]
+        for silo in silos
+    ]
+
+
+def _resampled(silos: Sequence[Sequence[int]], generator: torch.Generator) -> torch.Tensor:
+    """RESAMPLES means over silos of means over questions that were drawn again."""
+    means = []
+    for silo in silos:
+        values = torch.tensor(silo, dtype=torch.float64)
+        drawn = torch.randint(len(silo), (RESAMPLES, len(silo)), generator=generator)
+        means.append(values[drawn].mean(dim=1))
+    return torch.stack(means).mean(dim=0)
+
+
+def cost_rows(found: Found) -> Iterable[Sequence[str]]:
+    """What each rule comes to without an attack."""
+    yield "rule", "exact match", "less that of `equal`, points", "loss of a token", "seeds"
+    for rule in found.rules:
+        lines = found.at(rule, NOBODY)
+        if lines:
+            less = difference(lines, found.at(REFERENCE, NOBODY))
+            yield (
+                f"`{rule}`",
+                f"{100 * _mean(lines, 'exact_match'):.1f} %",
+                _BAR if less is None or rule == REFERENCE else str(less),
+                f"{_mean(lines, 'loss_per_token'):.3f}",
+                str(len(lines)),
+            )
+
+
+def match_rows(found: Found) -> Iterable[Sequence[str]]:
+    """What is left under each attack, in points less than `equal` without one."""
+    attacks = [attack for attack in found.attacks if attack != NOBODY]
+    yield ("rule", *(f"`{attack}`" for attack in attacks))
+    for rule in found.rules:
+        cells = [difference(found.at(rule, attack), found.at(REFERENCE, NOBODY)) for attack in attacks]
+        yield (f"`{rule}`", *(_BAR if cell is None else str(cell) for cell in cells))
+
+
+def loss_rows(found: Found) -> Iterable[Sequence[str]]:
+    yield ("rule", *(f"`{attack}`" for attack in found.attacks))
+    for rule in found.rules:
+        yield (f"`{rule}`", *(_loss(found.at(rule, attack)) for attack in found.attacks))
+
+
+def _loss(lines: Sequence[Line]) -> str:
+    if not lines:
+        return _BAR
+    if not all("test" in line for line in lines):
+        return "ended"
+    return f"{_mean(lines, 'loss_per_token'):.3f}"
+
+
+def backdoor_rows(found: Found) -> Iterable[Sequence[str]]:
+    """How many questions with the trigger get the attacker's SQL."""
+    yield "rule", "with the attack", "without"
+    for rule in found.rules:
+        planted, clean = found.at(rule, "backdoor"), found.at(rule, NOBODY)
+        if planted:
+            yield (f"`{rule}`", *(f"{100 * _mean(it, 'backdoor'):.1f} %" if it else _BAR for it in (planted, clean)))
+
+
+def _mean(lines: Sequence[Line], of: str) -> float:
+    """Of honest silos, over seeds."""
+    return statistics.fmean(statistics.fmean(silo[of] for silo in line["test"].values()) for line in lines)
+
+
+TABLES: Final[Mapping[str, tuple[str, Callable[[Found], Iterable[Sequence[str]]]]]] = {
+    "cost": ("What each rule comes to without an attack", cost_rows),
+    "match": ("Points of exact match less than `equal` without an attack", match_rows),
+    "loss": ("Loss of a target token on test, in nats", loss_rows),
+    "backdoor": ("Questions with the trigger that get the attacker's SQL", backdoor_rows),
+}
+
+
+def report_text(study: Study, file: Path) -> str:
+    """The page of a study with hostile silos; raises ConfigurationError where none of its runs is done."""
+    found = Found.of(study, file)
+    done, runs = sum(len(lines) for lines in found.lines.values()), sum(1 for _ in study.runs())
+    parts = [f"# Study {study.name}\n", f"{done} of {runs} runs. Silos that are never hostile are scored.\n"]
+    for title, rows in TABLES.values():
+        parts += [f"## {title}\n", _table(list(rows(found)))]
+    return "\n".join(parts)
+
+
+def published_table(name: str) -> str:
+    """A table of ops/docs/robust.md, without the line that ends it."""
+    found = Found.of(Study.read(STUDIES / "robust.toml"), STUDIES / "robust.jsonl")
+    return _table(list(TABLES[name][1](found))).rstrip("\n")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ("---", *["---:"] * (len(rows[0]) - 1)), *rows[1:]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
