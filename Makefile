@@ -90,11 +90,9 @@ soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan
 	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS)) \
 		$(if $(filter-out 0,$(SECURE)),--secure) $(if $(filter-out 0,$(PRIVATE)),--private)
 
-# One more than the cores: tests wait for processes, disks and clocks a third of their time.
-WORKERS = $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
-	@$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(ARGS)
 
 .PHONY: test-quick
 test-quick: $(INSTALLED) ## The unit tests of modules that take no ten seconds, in some three minutes; ARGS='-k name' narrows it

@@ -11,8 +11,8 @@ Examples:
     smallest and the largest value of each parameter; a row of the tensor is the delta of one silo:
 
     >>> import torch
-    >>> [reducer.name for reducer in lorica.REDUCERS]
-    ['plain', 'trimmed_mean', 'median', 'multi_krum', 'centred_clipping', 'masked', 'noised']
+    >>> [reducer.name for reducer in lorica.REDUCERS][:5]
+    ['plain', 'trimmed_mean', 'median', 'multi_krum', 'centred_clipping']
     >>> deltas = torch.tensor([[0.25, -9.0], [0.5, 0.5], [9.0, 0.75]])
     >>> lorica.trimmed_mean(deltas, 1, torch.empty(2)).tolist()
     [0.5, 0.5]

@@ -273,6 +273,7 @@ def test_a_dry_run_measures_private_training_and_tells_its_epsilon(
 ) -> None:
     values = settings(
         **{
+            "aggregation.reduction_memory": 0,
             "privacy.level": "record",
             "privacy.steps": 6,
             "privacy.nominal_records": 40,
