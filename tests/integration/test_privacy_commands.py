@@ -123,11 +123,12 @@ def test_show_tells_what_holds_over_plans_and_what_is_a_forecast(folder: SiloFol
     guard.spend(
         RoundKey(federation=FEDERATION, plan="ab" * 32, round=1, attempt=1), BUNDLE.plan.releases_of_round, unit=""
     )
+    order = guard.counted().orders()[0]
     journal.close()
     two_plans = command(folder, "privacy", "show").out
     assert "forecast, as one schedule that was fixed beforehand: epsilon 1.21; 2 plans are in it" in two_plans
     spent = json.loads(command(folder, "privacy", "show", "--json").out)["spent"]
-    assert (spent["plans"], spent["favoured_order"], spent["releases_of_others"]) == (2, guard.counted().orders()[0], 0)
+    assert (spent["plans"], spent["favoured_order"], spent["releases_of_others"]) == (2, order, 0)
     assert spent["as_one_schedule"] < spent["epsilon"] == pytest.approx(1.6635, abs=1e-4)
 
 

@@ -32,9 +32,8 @@ from lorica.experiments.report import write_report
 from lorica.experiments.results_file import append_result, results
 from lorica.experiments.scoring import scores
 from lorica.hostile.backdoor import BACKDOOR
-from lorica.simulation.out_folder import make_folder
 from lorica.simulation.run import logging_to, silos_in, simulate
-from lorica.simulation.simulated import Simulated, round_facts
+from lorica.simulation.simulated import Simulated, make_folder, round_facts
 from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
 from lorica_coordinator.plans.model_source import ModelSource

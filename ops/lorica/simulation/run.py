@@ -24,11 +24,10 @@ from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from lorica.simulation.going_on import GoingOn
 from lorica.simulation.hostile_silos import Conspiracy
 from lorica.simulation.losses import curve
-from lorica.simulation.out_folder import make_folder
 from lorica.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from lorica.simulation.silo import SimulatedSilo, enrolled, settings_of
 from lorica.simulation.silo_data import lines
-from lorica.simulation.simulated import Simulated, write
+from lorica.simulation.simulated import Simulated, make_folder, write
 from lorica.simulation.workers.one_bench import OneBench, TakingTurns
 from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
 from lorica.simulation.workers.worker_pool import Died, WorkerPool

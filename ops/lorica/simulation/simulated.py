@@ -1,6 +1,7 @@
 """How a simulation ended, and the files that it leaves: one JSON line a round, a summary."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,3 +82,13 @@ def _silo_facts(silo: SiloRow) -> dict[str, Any]:
             "loss_per_token": score.loss_per_token,
         }
     return facts
+
+
+def make_folder(out: Path) -> None:
+    """Make it, unless it is there; raises StorageError where nothing can be written into it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{out} cannot be made: {error.strerror or error}; choose another --out") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise StorageError(f"{out} cannot be written: choose another --out")
