@@ -9,6 +9,7 @@ from typing import Any
 
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.service.records import COMPLETED, RoundRow, SiloRow
+from lorica_security.errors import StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
