@@ -11,14 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
 from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
 from lorica_security.host import files
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
-
-_log = structlog.get_logger(__name__)
 
 
 class PlanStore:
@@ -66,7 +62,9 @@ class PlanStore:
             aside = path.with_name(f"{path.name}.unread")
             with suppress(FileNotFoundError):  # another process was first
                 path.replace(aside)
-                _log.warning("plan set aside", file=str(aside), detail=str(error))
+                import structlog  # `status` reads plans too, and its start is not to wait for asyncio
+
+                structlog.get_logger(__name__).warning("plan set aside", file=str(aside), detail=str(error))
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
