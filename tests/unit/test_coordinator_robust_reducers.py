@@ -15,6 +15,7 @@ import torch
 
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.reducers import nearest_neighbour_mixing as mixing
+from lorica_coordinator.edges.sums.reducers import reducer as reducer_module
 from lorica_coordinator.edges.sums.reducers import trimmed_mean as trimmed_mean_module
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
@@ -104,7 +105,7 @@ def test_a_slab_is_no_longer_than_memory_for_all_silos_allows(
         return of_rows(table, trimmed, out)
 
     monkeypatch.setattr(module, "trimmed_mean", looked_at)
-    monkeypatch.setattr(module, "MOST_BYTES", tables * 5 * 4 * 7)
+    monkeypatch.setattr(reducer_module, "MOST_BYTES", tables * 5 * 4 * 7)
     assert reduced(place, section, updates).model == expected
     assert max(longest) == 5 * 4 * 7
     assert len(longest) == 15

@@ -21,68 +21,47 @@ model keeps the centre it has.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lorica_coordinator.aggregation.centred_clipping import centred_mean, clipped, parts
 from lorica_coordinator.aggregation.squared_distances import Piece, to_centre
 from lorica_coordinator.aggregation.streaming_sum import Scratch
 from lorica_coordinator.aggregation.weighting import CohortWeights
-from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.masked_sum import SpoolReader
-from lorica_coordinator.edges.sums.next_model import BaseModel, Deltas, NextModel
+from lorica_coordinator.edges.sums.next_model import BaseModel
 from lorica_coordinator.edges.sums.reducers.reducer import (
+    Robust,
     blamed_on_the_longest,
-    equal_weights,
     result_of,
     spools_of,
 )
 from lorica_coordinator.edges.sums.spool_pieces import pieces
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.vectors.stored_vector import VectorReader
-from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.plans.robust import CENTRE, CENTRED_CLIPPING
-from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.server_optimizer import ServerOptimizer
 
 
-class CentredClipping:
-    """`dtype` is the type of the committed deltas."""
-
-    name: ClassVar[str] = CENTRED_CLIPPING.name
-    meaning: ClassVar[str] = CENTRED_CLIPPING.meaning
-    needs: Final = frozenset({Number.DELTA_NORM})
-    masks: Final = ""
-    promises: Final = frozenset[Promise]({"record"})
+class CentredClipping(Robust):
+    rule = CENTRED_CLIPPING
     passes: Final = 2
-
-    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
-        self._section = section
-        self._spools = spools
-        self._dtype = dtype
-        self._into = into
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
         """Measure, clip and average. Raises what every reducer raises, and StateError for fewer silos than the rule
         needs."""
-        cohort = equal_weights(CENTRED_CLIPPING, self._section, committed)
+        cohort = self._cohort(committed)
         base = self._into.base(base_model)
         spools = spools_of(self._spools, key, committed)
         rows = pieces(spools, cohort, self._dtype, base.elements)
         with blamed_on_the_longest(committed):
             squares = to_centre([member.silo for member in cohort.silos], _beside_the_centre(rows, base))
             counted = parts(squares.tolist(), self._section.clipping_radius)
-            deltas = Deltas(
-                sources=[partial(SpoolReader, *spool) for spool in spools],
-                dtype=self._dtype,
-                step=partial(_step, cohort, counted),
-            )
+            deltas = self._deltas(spools, partial(_step, cohort, counted))
             model = self._into.made(base, deltas, round_number=key.round)
         return result_of(model, Outcome.APPLIED, clipped(cohort, counted), cut=[part < 1.0 for part in counted])
 

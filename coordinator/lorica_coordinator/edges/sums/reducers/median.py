@@ -5,18 +5,14 @@ the middle. What it promises is the trimmed mean's (trimmed_mean.py), for the mo
 fewer than half. For that it forgets more of what honest silos say than any other.
 """
 
-from typing import ClassVar
-
 from lorica_coordinator.edges.sums.reducers.trimmed_mean import TrimmedMean
-from silo_wire.plans.robust import MEDIAN, RobustRule, median_trims
+from silo_wire.plans.robust import MEDIAN, median_trims
 
 
 class Median(TrimmedMean):
     """No key of the plan changes it."""
 
-    rule: ClassVar[RobustRule] = MEDIAN
-    name: ClassVar[str] = rule.name
-    meaning: ClassVar[str] = rule.meaning
+    rule = MEDIAN
 
     def _trimmed(self, silos: int) -> int:
         return median_trims(silos)

@@ -15,59 +15,37 @@ kept, and an honest silo whose data differ from the others' is left out: it is t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
-
-import torch
+from typing import Final
 
 from lorica_coordinator.aggregation import krum
 from lorica_coordinator.aggregation.squared_distances import between
-from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.next_model import NextModel
 from lorica_coordinator.edges.sums.reducers.plain import Plain
 from lorica_coordinator.edges.sums.reducers.reducer import (
-    blamed_on_the_longest,
-    equal_weights,
+    Robust,
     spools_of,
 )
-from lorica_coordinator.edges.sums.spool_pieces import pieces
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, SiloWeight
-from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.plans.robust import MULTI_KRUM
-from silo_wire.plans.sections.aggregation import AggregationSection
 
 
-class MultiKrum:
-    """`dtype` is the type of the committed deltas."""
-
-    name: ClassVar[str] = MULTI_KRUM.name
-    meaning: ClassVar[str] = MULTI_KRUM.meaning
-    needs: Final = frozenset({Number.DELTA_NORM})
-    masks: Final = ""
-    promises: Final = frozenset[Promise]({"record"})
+class MultiKrum(Robust):
+    rule = MULTI_KRUM
     passes: Final = 2
-
-    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
-        self._section = section
-        self._spools = spools
-        self._dtype = dtype
-        self._into = into
-        self._mean = Plain(section, None, spools=spools, dtype=dtype, into=into)
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
         """Choose by distance, and average what is kept; of the others the result says that they weigh 0.
 
         Raises what every reducer raises, and StateError for fewer silos than the rule needs.
         """
-        cohort = equal_weights(MULTI_KRUM, self._section, committed)
+        cohort = self._cohort(committed)
         names = [member.silo for member in cohort.silos]
-        elements = self._into.base(base_model).elements
-        read = pieces(spools_of(self._spools, key, committed), cohort, self._dtype, elements)
-        with blamed_on_the_longest(committed):
-            distances = between(names, read)
+        mean = Plain(self._section, None, spools=self._spools, dtype=self._dtype, into=self._into)
+        base, spools = self._into.base(base_model), spools_of(self._spools, key, committed)
+        distances = self._compared(committed, spools, cohort, base, between)
         kept = {names[index] for index in krum.kept(distances, self._section.hostile_silos)}
-        made = self._mean.reduce(key, base_model, [update for update in committed if update.silo in kept])
+        made = mean.reduce(key, base_model, [update for update in committed if update.silo in kept])
         left_out = (
             SiloWeight(silo=one.silo, weight=0.0, share=0.0, capped=bool(one.caps))
             for one in cohort.silos

@@ -1,18 +1,24 @@
 """What every reducer is: an algorithm that makes the next model from what the silos of a round committed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import ClassVar, Final, Protocol, TypeVar
 
+import torch
+
+from lorica_coordinator.aggregation.squared_distances import Distances, Piece
 from lorica_coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.masked_sum import Spooled
+from lorica_coordinator.edges.sums.masked_sum import Spooled, SpoolReader
+from lorica_coordinator.edges.sums.next_model import BaseModel, Deltas, NextModel, SlabStep
+from lorica_coordinator.edges.sums.spool_pieces import pieces
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from lorica_coordinator.service.unusable import UnusableUpdate
 from lorica_coordinator.vectors.stored_vector import StoredVector
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from lorica_security.identifiers import SiloName
-from silo_wire.algorithm import Algorithm
+from silo_wire.algorithm import Algorithm, Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
 from silo_wire.plans.robust import RobustRule
@@ -20,6 +26,8 @@ from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.weightings.equal import EQUAL
 
 Committed = TypeVar("Committed", contravariant=True)
+MOST_BYTES: Final = 128 << 20
+"""Of the slabs of all silos, which are sorted together: 1 M parameters of 32 silos."""
 
 
 class Reducer(Algorithm, Protocol[Committed]):
@@ -116,3 +124,51 @@ def result_of(
         fallback=cohort.fallback,
         step_length=cohort.length,
     )
+
+
+class Robust:
+    """What reducers of robust rules share: each says its `rule` and `passes`, and reduces. `dtype` is the type of the
+    committed deltas."""
+
+    rule: ClassVar[RobustRule]
+    name: ClassVar[str]
+    meaning: ClassVar[str]
+    needs: Final = frozenset({Number.DELTA_NORM})
+    masks: Final = ""
+    promises: Final = frozenset[Promise]({"record"})
+
+    def __init_subclass__(cls) -> None:
+        cls.name, cls.meaning = cls.rule.name, cls.rule.meaning
+
+    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
+        self._section = section
+        self._spools = spools
+        self._dtype = dtype
+        self._into = into
+
+    def _cohort(self, committed: Sequence[CommittedUpdate]) -> CohortWeights:
+        """Every silo as much as another; raises as `equal_weights`."""
+        return equal_weights(self.rule, self._section, committed)
+
+    def _compared(
+        self,
+        committed: Sequence[CommittedUpdate],
+        spools: Sequence[Spooled],
+        cohort: CohortWeights,
+        base: BaseModel,
+        compare: Callable[[Sequence[SiloName], Iterator[Piece]], Distances],
+    ) -> Distances:
+        """What `compare` finds between the deltas of all silos, in a pass of its own; raises UnusableUpdate."""
+        read = pieces(spools, cohort, self._dtype, base.elements)
+        with blamed_on_the_longest(committed):
+            return compare([member.silo for member in cohort.silos], read)
+
+    def _deltas(self, spools: Sequence[Spooled], step: SlabStep, *, most_elements: int | None = None) -> Deltas:
+        sources = [partial(SpoolReader, *spool) for spool in spools]
+        return Deltas(sources=sources, dtype=self._dtype, step=step, most_elements=most_elements)
+
+    def _table(self, rows: int, base: BaseModel) -> torch.Tensor:
+        """Room for a slab of so many rows, of MOST_BYTES at most."""
+        most = max(1, min(MOST_BYTES // (torch.float32.itemsize * rows), base.elements))
+        slab_elements = min(most, self._into.slab_elements)
+        return torch.empty((rows, slab_elements), dtype=torch.float32, device=self._into.device)

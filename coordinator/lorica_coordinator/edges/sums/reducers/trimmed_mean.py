@@ -11,67 +11,39 @@ same. It is not the honest mean: silos whose data differ from the others' are le
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final
+from typing import Final
 
-import torch
 from torch import Tensor
 
 from lorica_coordinator.aggregation.streaming_sum import Scratch
 from lorica_coordinator.aggregation.trimmed_mean import gathered, trimmed_mean
 from lorica_coordinator.aggregation.weighting import CohortWeights
-from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.masked_sum import SpoolReader
-from lorica_coordinator.edges.sums.next_model import Deltas, NextModel
 from lorica_coordinator.edges.sums.reducers.reducer import (
+    Robust,
     blamed_on_the_longest,
-    equal_weights,
     result_of,
     spools_of,
 )
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
-from silo_wire.algorithm import Number, Promise
 from silo_wire.canonical import Digest
 from silo_wire.messages import RoundKey
-from silo_wire.plans.robust import TRIMMED_MEAN, RobustRule, trimmed_silos
-from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.robust import TRIMMED_MEAN, trimmed_silos
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.server_optimizer import ServerOptimizer
 
-MOST_BYTES: Final = 128 << 20
-"""Of the slabs of all silos, which are sorted together: 1 M parameters of 32 silos."""
 
-
-class TrimmedMean:
-    """`dtype` is the type of the committed deltas."""
-
-    rule: ClassVar[RobustRule] = TRIMMED_MEAN
-    name: ClassVar[str] = rule.name
-    meaning: ClassVar[str] = rule.meaning
-    needs: Final = frozenset({Number.DELTA_NORM})
-    masks: Final = ""
-    promises: Final = frozenset[Promise]({"record"})
+class TrimmedMean(Robust):
+    rule = TRIMMED_MEAN
     passes: Final = 1
-
-    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
-        self._section = section
-        self._spools = spools
-        self._dtype = dtype
-        self._into = into
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
         """Sort and average the updates, capped in length. Raises what every reducer raises, and StateError for fewer
         silos than the rule needs."""
-        cohort = equal_weights(self.rule, self._section, committed)
+        cohort = self._cohort(committed)
         base = self._into.base(base_model)
-        most = max(1, min(MOST_BYTES // (torch.float32.itemsize * len(cohort.silos)), base.elements))
-        slab_elements = min(most, self._into.slab_elements)
-        rows = torch.empty((len(cohort.silos), slab_elements), dtype=torch.float32, device=self._into.device)
-        deltas = Deltas(
-            sources=[partial(SpoolReader, *spool) for spool in spools_of(self._spools, key, committed)],
-            dtype=self._dtype,
-            step=partial(_step, cohort, rows, self._trimmed(len(cohort.silos))),
-            most_elements=slab_elements,
-        )
+        rows = self._table(len(cohort.silos), base)
+        step = partial(_step, cohort, rows, self._trimmed(len(cohort.silos)))
+        deltas = self._deltas(spools_of(self._spools, key, committed), step, most_elements=rows.shape[1])
         with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas, round_number=key.round)
         return result_of(model, Outcome.APPLIED, cohort)
