@@ -128,12 +128,9 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
 
     def pin(self, others: "list[SiloCredentials]") -> None:
         """Trust the other silos of this simulation, as their people would by telephone."""
-        store = trust_store(self.folder, self.credentials)
-        known = store.identities()
         own = self.credentials.silo
-        strangers = [other for other in others if other.silo != own and other.silo not in known]
-        if strangers:
-            store.add_all({other.silo: other.identity_key.public_key() for other in strangers})
+        keys = {other.silo: other.identity_key.public_key() for other in others if other.silo != own}
+        trust_store(self.folder, self.credentials).add_all(keys)
 
     def groups(self, coordinator: GroupsWire) -> GroupKeeper:
         return GroupKeeper(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
+from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage, StorageError
 from lorica_security.host import files
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
@@ -59,12 +59,7 @@ class PlanStore:
         except FileNotFoundError:
             return None
         except (IntegrityError, MalformedMessage) as error:
-            aside = path.with_name(f"{path.name}.unread")
-            with suppress(FileNotFoundError):  # another process was first
-                path.replace(aside)
-                import structlog  # `status` reads plans too, and its start is not to wait for asyncio
-
-                structlog.get_logger(__name__).warning("plan set aside", file=str(aside), detail=str(error))
+            _set_aside(path, error)
             return None
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
@@ -79,3 +74,12 @@ class PlanStore:
 
     def _refused_path(self, plan: Digest) -> Path:
         return self._folder / f"{plan}.refused"
+
+
+def _set_aside(path: Path, error: LoricaError) -> None:
+    import structlog  # brings asyncio, for which `status`, which reads plans too, is not to wait
+
+    aside = path.with_name(f"{path.name}.unread")
+    with suppress(FileNotFoundError):  # another process was first
+        path.replace(aside)
+        structlog.get_logger(__name__).warning("plan set aside", file=str(aside), detail=str(error))
