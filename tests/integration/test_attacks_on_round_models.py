@@ -266,7 +266,7 @@ async def test_agents_that_found_a_false_model_find_it_again_after_a_restart(
     one_number_is_another(monkeypatch)
     async with playing("spot") as play:
         found = await those_who_looked(play)
-        for silo in found:
+        for silo in play.silos.values():  # one that ended a moment later is missed by the next round as well
             await silo.restart()
         for error in (*found.values(), *(await those_who_looked(play)).values()):
             assert isinstance(error, FalseModel)
