@@ -16,7 +16,7 @@ from lorica.demo.silos.specification import SiloSpecification
 from lorica.privacy_utility import answers
 from lorica.privacy_utility import run as study
 from lorica.privacy_utility.comparison import VARIANTS, comparison_table, comparisons, student
-from lorica.privacy_utility.pages import cost_picture, cost_table, ideas_table
+from lorica.privacy_utility.pages import aim_table, cost_picture, cost_table, ideas_table
 from lorica.privacy_utility.picture import picture
 from lorica.privacy_utility.rows import QUERY_LOGS, RESULTS, Row, by_epsilon, read_rows
 from lorica.privacy_utility.run import NO_PRIVACY, run_utility
@@ -130,6 +130,22 @@ def test_differences_are_paired_by_seed_with_students_interval() -> None:
     assert (both.variant, both.epsilon, both.exact_match.half) == ("both", 8.0, math.inf)
     assert both.exact_match.mean == pytest.approx(0.2)
     assert comparison_table([average, both]).row_count == 2
+
+
+def test_variants_stand_beside_todays_of_another_epsilon_too() -> None:
+    """Today's own is one of them: what the smaller epsilon costs. Seeds without both, and that epsilon itself, are
+    left out."""
+    rows = [*PAIRED, row(4.0, 2, 0.6, loss=0.4), row(4.0, 3, 0.7, loss=0.3), row(4.0, 9, 0.7)]
+    today, average = comparisons(rows, beside=4.0)
+    assert (today.variant, today.epsilon, today.seeds) == ("today", 1.0, (2, 3))
+    assert today.loss_per_token.mean == pytest.approx(0.15)
+    assert (average.variant, average.epsilon, average.seeds) == ("average", 1.0, (2, 3))
+    assert average.exact_match.mean == pytest.approx(-0.225)
+    lines = aim_table(rows).splitlines()[2:]
+    assert [line.split(" | ")[:3] for line in lines] == [
+        ["| `today`", "2", "+0.150 ± 0.635"],
+        ["| `average`", "2", "-0.100 ± 0.000"],
+    ]
 
 
 def test_students_quantiles_are_those_of_the_books() -> None:

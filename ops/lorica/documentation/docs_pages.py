@@ -25,7 +25,7 @@ from lorica.documentation.settings_tables import (
     silo_table,
 )
 from lorica.experiments import hostile_report
-from lorica.privacy_utility.pages import cost_picture, cost_table, ideas_table, joint_table
+from lorica.privacy_utility.pages import aim_table, cost_picture, cost_table, ideas_table, joint_table
 
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
@@ -87,6 +87,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "silo-mistakes": silo_mistakes,
     "help": docs_commands.help_block,
     "utility-cost": cost_table,
+    "utility-aim": aim_table,
     "utility-ideas": ideas_table,
     "utility-joint": joint_table,
     **{f"robust-{name}": partial(hostile_report.published_table, name) for name in hostile_report.TABLES},

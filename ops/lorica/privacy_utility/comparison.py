@@ -60,7 +60,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Of `variant` less today's, over the `seeds` that have both."""
+    """Of `variant` at `epsilon` less today's, over the `seeds` that have both."""
 
     variant: str
     records: int
@@ -78,22 +78,28 @@ def student(freedom: int) -> float:
     return float(t.ppf(0.975, freedom))
 
 
-def comparisons(rows: Sequence[Row]) -> Iterator[Comparison]:
-    """Of each variant that has a pair, by records and epsilon, in the order of `rows`."""
+def comparisons(rows: Sequence[Row], beside: float | None = None) -> Iterator[Comparison]:
+    """Of each variant that has a pair, by records and epsilon, in the order of `rows`; less today's at the same
+    epsilon, or at epsilon `beside`, where that is another one."""
     today = {(row.data, row.records, row.epsilon, row.seed): row for row in rows if row.variant == TODAY}
-    settings = dict.fromkeys((row.variant, row.data, row.records, row.epsilon) for row in rows if row.variant != TODAY)
-    for variant, *setting in settings:
+    left_out = {TODAY} if beside is None else set()
+    settings = dict.fromkeys(
+        (row.variant, row.data, row.records, row.epsilon)
+        for row in rows
+        if row.variant not in left_out and row.epsilon != beside
+    )
+    for variant, data, records, epsilon in settings:
         pairs = [
-            (row, today[row.data, row.records, row.epsilon, row.seed])
+            (row, other)
             for row in rows
-            if [row.variant, row.data, row.records, row.epsilon] == [variant, *setting]
-            and (row.data, row.records, row.epsilon, row.seed) in today
+            if (row.variant, row.data, row.records, row.epsilon) == (variant, data, records, epsilon)
+            and (other := today.get((data, records, epsilon if beside is None else beside, row.seed)))
         ]
         if pairs:
             yield Comparison(
                 variant=variant,
-                records=pairs[0][0].records,
-                epsilon=pairs[0][0].epsilon,
+                records=records,
+                epsilon=epsilon,
                 seeds=tuple(row.seed for row, _ in pairs),
                 loss_per_token=Difference.of([row.loss_per_token - other.loss_per_token for row, other in pairs]),
                 exact_match=Difference.of([row.exact_match - other.exact_match for row, other in pairs]),

@@ -9,6 +9,8 @@ from lorica.privacy_utility.picture import picture
 from lorica.privacy_utility.rows import EIGHT, JOINT_RESULTS, QUERY_LOGS, RESULTS, TODAY, Row, by_epsilon, read_rows
 
 _NOT_YET = "not measured yet"
+_PAID, _AIM = 1.0, 4.0
+"""The epsilon of an idea, and the epsilon of today's training whose accuracy it is to reach."""
 WAYS_IN_WORDS = {
     TODAY: "each silo's own, four rounds of twenty steps",
     "own, a step a round": "each silo's own, eighty rounds of one step",
@@ -59,6 +61,18 @@ def ideas_table(rows: Sequence[Row] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def aim_table(rows: Sequence[Row] | None = None) -> str:
+    """Today's training and each idea at epsilon 1, less today's training at epsilon 4 with the same seed: the aim is no
+    difference."""
+    found = {one.variant: one for one in comparisons(_rows(rows), beside=_AIM) if one.epsilon == _PAID}
+    lines = [
+        f"| at epsilon {_PAID:g} | seeds | loss of a token | exact match | over questions alone |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(f"| `{one.variant}` | {' | '.join(_differences(one))} |" for one in found.values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _ideas(found: dict[str, Comparison]) -> Iterator[str]:
     for variant, settings in VARIANTS.items():
         if variant == TODAY:
@@ -67,16 +81,18 @@ def _ideas(found: dict[str, Comparison]) -> Iterator[str]:
         one = found.get(variant)
         if one is None:
             yield f"| `{variant}` | {plan} | {_NOT_YET} | | | | |"
-            continue
-        loss, match, asked = one.loss_per_token, one.exact_match, one.exact_match_over_questions
-        cells = (
-            f"{one.epsilon:g}",
-            str(len(one.seeds)),
-            f"{loss.mean:+.3f}{_half(loss, 3)}",
-            f"{100 * match.mean:+.1f}{_half(match, 1, 100)} points",
-            _half(asked, 1, 100).strip(),
-        )
-        yield f"| `{variant}` | {plan} | {' | '.join(cells)} |"
+        else:
+            yield f"| `{variant}` | {plan} | {one.epsilon:g} | {' | '.join(_differences(one))} |"
+
+
+def _differences(one: Comparison) -> tuple[str, ...]:
+    loss, match, asked = one.loss_per_token, one.exact_match, one.exact_match_over_questions
+    return (
+        str(len(one.seeds)),
+        f"{loss.mean:+.3f}{_half(loss, 3)}",
+        f"{100 * match.mean:+.1f}{_half(match, 1, 100)} points",
+        _half(asked, 1, 100).strip(),
+    )
 
 
 def joint_table(rows: Sequence[Row] | None = None) -> str:
