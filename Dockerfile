@@ -1,4 +1,5 @@
-# Two images from one file: docker build --target coordinator . / docker build --target silo-agent .
+# An image a side: docker build --target coordinator . / docker build --target silo-agent .
+# And one to try things with, never for production: --target lab has all three commands.
 #
 # BASE         the Python image. Pinned by version; by digest it is fixed for good: --build-arg BASE=python@sha256:...
 # TORCH_INDEX  where torch comes from: builds for the CPU alone unless you say otherwise. --build-arg TORCH_INDEX=https://pypi.org/simple takes
@@ -36,6 +37,16 @@ RUN sed -i -E '/^(coordinator|lorica) = "/d; /^\[tool.setuptools.data-files\]/,/
     && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[silo]' \
     && pip --python /opt/lorica/bin/python check
 
+FROM build AS build-lab
+COPY coordinator coordinator
+COPY silo_agent silo_agent
+COPY ops ops
+RUN sed -i -E '/^\[tool.setuptools.data-files\]/,/^$/d' pyproject.toml \
+    && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/lorica \
+    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[lab]' \
+    && pip --python /opt/lorica/bin/python check
+
 FROM ${BASE} AS common
 RUN groupadd --gid 10001 lorica \
     && useradd --uid 10001 --gid lorica --home-dir /var/lib/lorica --create-home --shell /usr/sbin/nologin lorica \
@@ -45,6 +56,10 @@ ENV PATH=/opt/lorica/bin:$PATH HOME=/var/lib/lorica PYTHONUNBUFFERED=1 PYTHONDON
 USER 10001:10001
 WORKDIR /var/lib/lorica
 VOLUME /var/lib/lorica
+
+FROM common AS lab
+COPY --from=build-lab /opt/lorica /opt/lorica
+ENTRYPOINT ["lorica"]
 
 # The health checks look at how old the file is that the event loop touches every ten seconds: no second Python, no port, no key.
 FROM common AS coordinator

@@ -183,5 +183,19 @@ def test_the_commands_exist() -> None:
         known = {option for item in silo.commands[command].params for option in item.opts}
         assert {word for word in rest if word.startswith("--")} <= known
     lorica: Any = typer.main.get_command(lorica_app)
-    assert SERVICES["demo-data"]["entrypoint"][:2] == ["lorica", "silos"]
-    assert "silos" in lorica.commands
+    command, *_ = SERVICES["demo-data"]["command"]
+    assert command in lorica.commands
+
+
+def test_each_image_of_ours_has_the_program_that_it_starts() -> None:
+    """The wheel of a side is made without the commands of the others."""
+    scripts = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
+    stages = {stage.split(maxsplit=3)[2]: stage for stage in re.split(r"(?m)^FROM ", DOCKERFILE)[1:]}
+    ours = {name: one["build"]["target"] for name, one in SERVICES.items() if "build" in one}
+    assert {name for name, one in SERVICES.items() if one["image"].startswith("lorica/")} == ours.keys()
+    for name, target in ours.items():
+        assert "entrypoint" not in SERVICES[name], "the image's own"
+        (program,) = re.findall(r'ENTRYPOINT \["(.+)"\]', stages[target])
+        (taken_away,) = re.findall(r"/\^\((.+)\) = \"/d", stages[f"build-{target}"]) or [""]
+        assert program == {"coordinator": "coordinator", "demo-data": "lorica"}.get(name, "silo-agent")
+        assert program in scripts - set(taken_away.split("|"))
