@@ -34,11 +34,6 @@ class ModelMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiloLastSeen:
-    silo: SiloName
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOpened:
     key: RoundKey
     cohort: tuple[SiloName, ...]
@@ -144,7 +139,6 @@ class EvaluationAbandoned:
 Record = (
     PlanBegun
     | ModelMade
-    | SiloLastSeen
     | RoundOpened
     | UpdateAccepted
     | MaskedAccepted

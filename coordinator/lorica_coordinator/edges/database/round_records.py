@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, insert, update
 
-from lorica_coordinator.edges.database.round_tables import checkpoints, evaluations, plans, rounds, silos, updates
+from lorica_coordinator.edges.database.round_tables import checkpoints, evaluations, plans, rounds, updates
 from lorica_coordinator.rounds.effects import (
     EvaluationAbandoned,
     EvaluationAccepted,
@@ -19,7 +19,6 @@ from lorica_coordinator.rounds.effects import (
     RoundClosed,
     RoundOpened,
     SiloDropped,
-    SiloLastSeen,
     UpdateAccepted,
 )
 from lorica_coordinator.service.records import COMPLETED
@@ -53,8 +52,6 @@ def write_record(connection: Connection, record: Record, at: float) -> None:
                 {"plan": record.plan, "model": record.model},
                 {"round": record.round, "signature": record.signature, "made_at": at},
             )
-        case SiloLastSeen():
-            connection.execute(update(silos).where(silos.c.silo == record.silo).values(last_seen=at))
         case RoundOpened():
             _open(connection, record, at)
             for silo in record.cohort:

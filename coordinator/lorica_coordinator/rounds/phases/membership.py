@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lorica_coordinator.rounds.effects import Cause, DiscardUpdates, RoundAbandoned, SiloDropped, SiloLastSeen, Step
+from lorica_coordinator.rounds.effects import Cause, DiscardUpdates, RoundAbandoned, SiloDropped, Step
 from lorica_coordinator.rounds.events import GroupsChanged, ReadinessDeclared, SiloEnrolled, SiloLeft, SiloRevoked
 from lorica_coordinator.rounds.phases.checks import check_enrolled
 from lorica_coordinator.rounds.phases.collecting import settle_collecting
@@ -115,11 +115,10 @@ def declare(state: Running, event: ReadinessDeclared) -> Step:
 
 def leave_idle(state: Idle, event: SiloLeft) -> Step:
     """A connection is gone while there is no plan."""
-    return state, (SiloLastSeen(silo=event.silo),)
+    return state, ()
 
 
 def leave(state: Running, event: SiloLeft) -> Step:
     """A connection is gone: the silo is not ready, and is dropped from nothing."""
     course = replace(state.course, ready=state.course.ready - {event.silo})
-    after, effects = with_course(state, course, event.now)
-    return after, (SiloLastSeen(silo=event.silo), *effects)
+    return with_course(state, course, event.now)
