@@ -57,7 +57,7 @@ class OnTheHost:
             for disk in disks(self.coordinator):
                 ballast.make_room(disk)
             try:
-                with ProcessLock(self.coordinator.folder.lock, "coordinator"):
+                with ProcessLock(self.coordinator.folder.lock, "coordinator", brief=True):
                     return asyncio.run(self._ask_offline(ask))
             except Conflict:
                 pass  # it has started this moment

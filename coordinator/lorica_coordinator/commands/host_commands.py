@@ -171,7 +171,7 @@ def keys_protect(
     with now."""
     folder = own_folder(directory)
     key_file.settle(folder.keys, folder.lock, "coordinator")
-    with ProcessLock(folder.lock, "coordinator"):
+    with ProcessLock(folder.lock, "coordinator", brief=True):
         tell = partial(enter_command, folder, "keys protect", clear="yes" if clear else "no")
         print(key_file.protect_all(key_files(folder.keys), os.environ, clear=clear, tell=tell))
 

@@ -7,23 +7,31 @@ is held and the process started when the file says.
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
 import psutil
 
 from lorica_security.errors import Conflict, StorageError
 from lorica_security.host import ballast
 
+PATIENCE_S: Final = 10.0
+_LOOK_S = 0.05
+
 
 class ProcessLock:
-    """`with ProcessLock(path, "coordinator"):` holds it; raises Conflict naming the holder when another process
-    does."""
+    """`with ProcessLock(path, "coordinator"):` holds it; raises Conflict naming the holder when another process does.
 
-    def __init__(self, path: Path, purpose: str) -> None:
+    A holder that calls itself `brief`, a command that looks and ends, is waited for, up to PATIENCE_S: a coordinator
+    that starts while somebody asks for its status starts a moment later.
+    """
+
+    def __init__(self, path: Path, purpose: str, *, brief: bool = False) -> None:
         self._path = path
         self._purpose = purpose
+        self._brief = brief
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
@@ -32,21 +40,38 @@ class ProcessLock:
         except OSError as error:
             raise StorageError(f"{self._path} cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._take(descriptor)
+        except BaseException:
             os.close(descriptor)
-            pid = holder(self._path)
-            who = f" (process {pid})" if pid else ""
-            raise Conflict(
-                f"another {self._purpose}{who} works on {self._path.parent}: stop it first, or use another folder"
-            ) from None
+            raise
         try:
-            ballast.with_room(self._path, lambda: _name_holder(descriptor))
+            ballast.with_room(self._path, lambda: self._name_holder(descriptor))
         except OSError as error:
             os.close(descriptor)
             raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
         self._descriptor = descriptor
         return self
+
+    def _take(self, descriptor: int) -> None:
+        last = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = holder(self._path)
+            # Nobody is named for a moment by who has just taken it.
+            if time.monotonic() >= last or not (pid is None or _facts(self._path).get("brief")):
+                who = f" (process {pid})" if pid else ""
+                raise Conflict(
+                    f"another {self._purpose}{who} works on {self._path.parent}: stop it first, or use another folder"
+                )
+            time.sleep(_LOOK_S)
+
+    def _name_holder(self, descriptor: int) -> None:
+        process = psutil.Process()
+        facts = {"pid": process.pid, "started": process.create_time(), "brief": self._brief}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(facts).encode(), 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -56,27 +81,15 @@ class ProcessLock:
             self._descriptor = None
 
 
-def _name_holder(descriptor: int) -> None:
-    process = psutil.Process()
-    content = json.dumps({"pid": process.pid, "started": process.create_time()}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, content, 0)
-
-
 def holder(path: Path) -> int | None:
     """The process that holds the lock at `path` now, or None.
 
     Read from the file and checked against the process table rather than by taking the lock, which could turn away a
     process that starts at this moment.
     """
-    try:
-        facts = json.loads(path.read_bytes())
-        pid, started = facts["pid"], facts["started"]
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError):
+    facts = _facts(path)
+    pid, started = facts.get("pid"), facts.get("started")
+    if not isinstance(pid, int):
         return None
     try:
         if psutil.Process(pid).create_time() != started:
@@ -84,7 +97,20 @@ def holder(path: Path) -> int | None:
         real = path.resolve()
         held = any(Path(file.path) == real for file in psutil.Process(pid).open_files())
     except psutil.AccessDenied:
-        return int(pid)  # another user's process, started when the file says
+        return pid  # another user's process, started when the file says
     except psutil.Error:
         return None
-    return int(pid) if held else None
+    return pid if held else None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What its last holder wrote at `path`; empty where that cannot be read as such."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
