@@ -6,7 +6,7 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -102,8 +102,15 @@ def rounds(draw: st.DrawFn) -> tuple[Rows, Rows]:
     return np.array(good, dtype=np.float32), np.array(bad, dtype=np.float32)
 
 
+VOUCH_FOR_EACH_OTHER = (
+    np.array([(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)], dtype=np.float32),
+    np.array([(1e6, 0)] * 2, dtype=np.float32),
+)
+
+
 @settings(deadline=None, max_examples=80)
 @given(rounds())
+@example(VOUCH_FOR_EACH_OTHER)
 def test_hostile_deltas_bring_the_mean_no_further_than_the_docstring_says(both: tuple[Rows, Rows]) -> None:
     honest, hostile = both
     rows, count = np.concatenate(both), len(hostile)
