@@ -42,11 +42,12 @@ def check_disk(
         masks = bundle.plan.aggregation.secure_aggregation
         updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
+        control = bundle.layout.total_bytes * 2 if bundle.plan.corrects_drift else 0  # begun with, and left
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
         own = bundle.model_layout.total_bytes + OWN_MODELS * bundle.layout.total_bytes if own_models else 0
         parts = (folder.models, folder.updates, folder.personal)
         there = sum(path.stat().st_size for part in parts for path in part.rglob("*"))
-        needed += max(0, models + updates + residuals + base + own - there)
+        needed += max(0, models + updates + residuals + control + base + own - there)
     if free < needed:
         raise misconfigured(
             Mistake.DISK.value, f"{folder.root} has {mebibytes(free)} free, about {mebibytes(needed)} are needed"

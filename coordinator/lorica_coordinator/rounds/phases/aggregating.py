@@ -1,5 +1,6 @@
 """Aggregating: a sum becomes the plan's next model, or the attempt cannot be used."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lorica_coordinator.rounds.effects import (
@@ -24,6 +25,7 @@ from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished
 from lorica_coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
 from lorica_security.errors import WrongTime
+from lorica_security.identifiers import SiloName
 
 SPENT = "a further round would cost more epsilon than the plan promises"
 
@@ -71,9 +73,21 @@ def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, l
 
 
 def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[IncludedUpdate, ...]:
-    newest = {one.silo: one for one in course.included}
-    newest.update((update.silo, IncludedUpdate(silo=update.silo, digest=update.digest)) for update in updates)
+    summed = {update.silo: IncludedUpdate(silo=update.silo, digest=update.digest) for update in updates}
+    if course.terms.corrects_drift:
+        return _corrected(course, summed)
+    newest = {**{one.silo: one for one in course.included}, **summed}
     return tuple(newest[silo] for silo in sorted(newest))
+
+
+def _corrected(course: Course, summed: Mapping[SiloName, IncludedUpdate]) -> tuple[IncludedUpdate, ...]:
+    """Of this round alone; nobody's where a silo was lost on the way of those that went on with their corrections.
+
+    Who went on were all those of the round before (orders.py), so a sum of some of them alone lacks one. Any other sum
+    is of silos that began anew in this round: their corrections were 0, whoever was lost.
+    """
+    before = {one.silo for one in course.included}
+    return () if summed.keys() < before else tuple(summed[silo] for silo in sorted(summed))
 
 
 def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
