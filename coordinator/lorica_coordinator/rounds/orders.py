@@ -25,7 +25,6 @@ from lorica_coordinator.rounds.updates import CommittedUpdate
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator.requests import is_awaited, request_to, takes_part
 from lorica_security.secure_aggregation.roster import Roster
-from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluate, Finished, Mask, Order, Prepare, Standby, StandbyReason, Train
 
 
@@ -52,7 +51,7 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
                 key=state.key,
                 model=course.model,
                 seconds_left=max(0.0, state.deadline - now),
-                included_update=_included(state, silo),
+                included_update=next((one.digest for one in course.included if one.silo == silo), None),
             )
         case Masking(secure=SecureAttempt() as secure) if is_awaited(secure.state, silo):
             return Mask(
@@ -88,20 +87,6 @@ def order_for(state: State, silo: SiloName, now: float) -> Order:
             return Standby(
                 StandbyReason.GATHERING, f"{len(course.ready)} of {len(course.population)} enrolled silos ready"
             )
-
-
-def _included(state: Collecting, silo: SiloName) -> Digest | None:
-    """The newest update of the silo that the model includes.
-
-    Where drift is corrected: of the round before, and nobody's unless the cohort is those whose updates that round
-    summed. Corrections of a set of silos sum to zero over that set alone. Another attempt begins anew, so that a silo
-    that has lost its own holds the round up once.
-    """
-    included = state.course.included
-    if state.course.terms.corrects_drift:
-        together = {one.silo for one in included} == set(state.cohort)
-        included = included if together and state.attempt == 1 else ()
-    return next((one.digest for one in included if one.silo == silo), None)
 
 
 def _at_work(state: Collecting | Evaluating) -> tuple[SiloName, ...]:

@@ -1,8 +1,8 @@
 """Aggregating: a sum becomes the plan's next model, or the attempt cannot be used."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
+from lorica_coordinator.rounds.cohorts.corrected import included_by
 from lorica_coordinator.rounds.effects import (
     Cause,
     DiscardUpdates,
@@ -23,9 +23,8 @@ from lorica_coordinator.rounds.phases.entry import enter_aggregating, enter_eval
 from lorica_coordinator.rounds.phases.gathering import next_round
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished
-from lorica_coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
+from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import WrongTime
-from lorica_security.identifiers import SiloName
 
 SPENT = "a further round would cost more epsilon than the plan promises"
 
@@ -35,7 +34,7 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     check_key(state, event.key)
     result, (course, effects) = event.result, _scored_in_the_sum(state, event)
     if result.outcome is Outcome.APPLIED:
-        course = replace(course, included=_included(course, state.updates))
+        course = replace(course, included=included_by(course, state.updates))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
         course = replace(course, model=result.model, model_round=state.round)
         made = ModelMade(plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature)
@@ -70,24 +69,6 @@ def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, l
         key=key, reports=(), score=score, macro=None, scores=scores, counted=counted, is_best=is_best
     )
     return replace(course, best=score) if is_best else course, [*effects, closed]
-
-
-def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[IncludedUpdate, ...]:
-    summed = {update.silo: IncludedUpdate(silo=update.silo, digest=update.digest) for update in updates}
-    if course.terms.corrects_drift:
-        return _corrected(course, summed)
-    newest = {**{one.silo: one for one in course.included}, **summed}
-    return tuple(newest[silo] for silo in sorted(newest))
-
-
-def _corrected(course: Course, summed: Mapping[SiloName, IncludedUpdate]) -> tuple[IncludedUpdate, ...]:
-    """Of this round alone; nobody's where a silo was lost on the way of those that went on with their corrections.
-
-    Who went on were all those of the round before (orders.py), so a sum of some of them alone lacks one. Any other sum
-    is of silos that began anew in this round: their corrections were 0, whoever was lost.
-    """
-    before = {one.silo for one in course.included}
-    return () if summed.keys() < before else tuple(summed[silo] for silo in sorted(summed))
 
 
 def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
