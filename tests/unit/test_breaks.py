@@ -27,6 +27,7 @@ SUBJECTS = {
     "round_models",
     "sampling",
     "scores",
+    "drift",
     "silo_noise",
     "units",
     "views",

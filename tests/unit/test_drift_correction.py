@@ -286,10 +286,10 @@ def test_attack_the_state_of_another_plan_or_update_under_this_ones_name(changed
 
 
 def test_a_state_that_is_lost_is_named_and_no_zero_is_taken_for_it(tmp_path: Path) -> None:
-    silo = Silo("clinic", tmp_path / "clinic", bundle())
+    silo, steps = Silo("clinic", tmp_path / "clinic", bundle()), list[float]()
     with pytest.raises(StateError, match=r"control state .* is not here \(No such file.*this round is declined"):
-        silo.train(initial(), included=FIRST)
-    assert silo.states() == []
+        silo.train(initial(), included=FIRST, on_progress=lambda fraction, loss: steps.append(fraction))
+    assert (silo.states(), steps) == ([], []), "it is said before hours of training"
 
 
 def test_a_state_that_cannot_be_written_keeps_the_update_back(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def check_disk(
         masks = bundle.plan.aggregation.secure_aggregation
         updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
-        control = bundle.layout.total_bytes * 2 if bundle.plan.corrects_drift else 0  # begun with, and left
+        control = bundle.layout.total_bytes * 3 if bundle.plan.corrects_drift else 0  # two, and one that is written
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
         own = bundle.model_layout.total_bytes + OWN_MODELS * bundle.layout.total_bytes if own_models else 0
         parts = (folder.models, folder.updates, folder.personal)
