@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import nn
 
-from lorica_security.errors import IntegrityError, StateError, StorageError
+from lorica.simulation.forecast.estimate import SiloCounts, SiloTimes, estimate
+from lorica_security.errors import IntegrityError, LoricaError, StateError, StorageError
+from lorica_security.identifiers import SiloName
+from silo_agent.commands.plan_review import unusual
+from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk
+from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.local_trainer import accumulate_gradient
@@ -416,3 +421,28 @@ def test_what_a_plan_may_have_beside_it() -> None:
     without = plan_of(training={"drift_correction": "none"})
     assert not without.corrects_drift
     assert b"drift_correction" not in without.to_json(), "the digests of plans without it stay"
+
+
+def test_what_people_hear_before_they_approve_it_and_how_much_room_it_takes(tmp_path: Path) -> None:
+    corrected, plain = bundle(), bundle(drift_correction="none")
+    (line,) = set(unusual(corrected)) - set(unusual(plain))
+    assert line.startswith('[training] drift_correction = "scaffold": this silo keeps the sum of its deltas on disk')
+    folder = SiloFolder(tmp_path)
+    vector = corrected.layout.total_bytes
+    said = check_disk(folder, 2, corrected, 1 << 40)
+    assert said.endswith("for control states, which are as private as records")
+    assert "control" not in check_disk(folder, 2, plain, 1 << 40)
+    least = FREE_BYTES + vector * (2 + 1 + 3)
+    check_disk(folder, 2, corrected, least)
+    with pytest.raises(LoricaError, match="are needed"):
+        check_disk(folder, 2, corrected, least - 1)
+
+
+def test_the_forecast_counts_one_vector_more_at_a_silo() -> None:
+    counts = SiloCounts(silo=SiloName("bank"), train=8, dev=0, inputs_cut=0, targets_cut=0)
+    times = {counts.silo: SiloTimes(step_s=1.0, beside_steps_s=0.0, example_s=0.0, peak_bytes=0)}
+    held = [
+        estimate(it, [counts], times, {}).silos[0].memory.optimizer
+        for it in (bundle(), bundle(drift_correction="none"))
+    ]
+    assert held == [bundle().layout.total_bytes, 0]
