@@ -318,7 +318,7 @@ CORRECTED = {
 def test_corrections_of_drift_are_the_same_too_where_an_agent_is_killed_in_the_second_round(
     networked: Federation, silos: Path, tmp_path: Path
 ) -> None:
-    """The last test of this federation, which has another plan from here on."""
+    """The last tests of this federation, which has other plans from here on."""
     networked.coordinator("plan", "new", "corrected", "--size", "micro", *settings(**CORRECTED))
     networked.coordinator("plan", "start", "corrected")
     networked.wait(lambda: networked.view().look()[0].phase != "finished" and networked.at_round(2))
@@ -335,6 +335,29 @@ def test_corrections_of_drift_are_the_same_too_where_an_agent_is_killed_in_the_s
     held = [{path.name: path.read_bytes() for path in folder.glob("*.control")} for folder in (states, agents)]
     assert held[0] == held[1]
     assert len(held[0]) == 2, "begun with, and left: it went on with its correction"
+
+
+def test_an_agent_that_has_lost_its_control_state_declines_and_every_silo_begins_anew(networked: Federation) -> None:
+    values = settings(**CORRECTED | {"schedule.rounds": 4})
+    networked.coordinator("plan", "new", "lost", "--size", "micro", *values)
+    networked.coordinator("plan", "start", "lost")
+    networked.wait(lambda: networked.view().look()[0].phase != "finished" and networked.at_round(2))
+    networked.processes.kill("clinic")
+    updates = networked.root / "agents" / "clinic" / "updates"
+    for path in updates.glob("*.control"):
+        path.unlink()
+    networked.start_agent("clinic")
+    networked.wait(networked.finished)
+    rows = json.loads(networked.coordinator("rounds", "--json"))
+    (at,) = [index for index, row in enumerate(rows) if row["outcome"] != "applied"]
+    assert {silo["silo"]: silo["outcome"] for silo in rows[at]["silos"]}["clinic"] == "declined"
+    assert [(row["round"], row["attempt"]) for row in rows[at : at + 2]] == [
+        (rows[at]["round"], 1),
+        (rows[at]["round"], 2),
+    ]
+    assert [row["round"] for row in rows if row["outcome"] == "applied"] == [1, 2, 3, 4]
+    logged = (networked.root / "logs" / "clinic.log").read_text()
+    assert "is not here (No such file or directory): this round is declined" in logged
 
 
 STUDY = """
