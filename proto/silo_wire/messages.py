@@ -185,7 +185,8 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """`included_update`: the newest update of this silo that a model of the plan includes, if any does."""
+    """`included_update`: the newest update of this silo that a model of the plan includes, if any does. Under a plan
+    that corrects drift None says too that every silo begins anew."""
 
     key: RoundKey
     model: Digest

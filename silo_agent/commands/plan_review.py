@@ -134,6 +134,11 @@ def _training(plan: Plan) -> Iterator[str]:
             f"{COMMON} weight_decay = {training.weight_decay:g} takes {min(shrinks, 1):.2g} of every parameter in "
             "each step, whatever the data"
         )
+    if plan.corrects_drift:
+        yield (
+            f'{COMMON} drift_correction = "{training.drift_correction}": this silo keeps the sum of its deltas on disk '
+            "until another plan begins, and nothing bounds what one silo's delta does to the model"
+        )
     yield from _outside(f"{COMMON} fedprox_mu", training.fedprox_mu, (0.0, 10.0))
     if training.dropout is not None:
         yield from _outside(f"{COMMON} dropout", training.dropout, (0.0, 0.5))

@@ -43,7 +43,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingIdentity:
-    """What a local training's result depends on; the plan's digest covers all its settings, the seed included."""
+    """What a local training's result depends on; the plan's digest covers all its settings, the seed included.
+
+    `control`: the update whose control state it goes on with, where drift is corrected.
+    """
 
     plan: Digest
     round: int
@@ -54,6 +57,7 @@ class TrainingIdentity:
     threads: int
     torch: str
     transformers: str
+    control: Digest | None = None
     format: int = FORMAT
 
 
@@ -153,7 +157,14 @@ class CheckpointFile:
 
 
 def training_identity(
-    *, plan: Digest, round_number: int, silo: str, model: Digest, examples: EncodedExamples, device: torch.device
+    *,
+    plan: Digest,
+    round_number: int,
+    silo: str,
+    model: Digest,
+    examples: EncodedExamples,
+    device: torch.device,
+    control: Digest | None = None,
 ) -> TrainingIdentity:
     """Of a training that runs in this process, with its versions and its number of threads."""
     return TrainingIdentity(
@@ -166,6 +177,7 @@ def training_identity(
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
         transformers=transformers.__version__,
+        control=control,
     )
 
 

@@ -3,7 +3,7 @@
 An effective batch is `gradient_accumulation` batches; what is left of them at an epoch's end makes a smaller effective
 batch of its own. The gradient is that of the mean over all target tokens of the effective batch, whatever its size, so
 accumulation equals one large batch and nothing is inflated. FedProx's term enters the gradient, before clipping, and no
-loss.
+loss. A correction of drift (silo_wire/drift_correction.py) is added to the gradient after clipping.
 
 The loss reduction is what the loss of one sample of examples fell by, from the round model to the local one, and 0
 where it rose (loss_reduction.py). Where a plan takes logged losses instead it is max minus min of these (loss_log.py):
@@ -43,6 +43,7 @@ def train_locally(
     seed: Seed,
     sample: Sequence[int] | None,
     round_parameters: Sequence[torch.Tensor] | None,
+    correction: Sequence[torch.Tensor] | None = None,
     checkpoint: CheckpointFile | None,
     on_progress: Progress,
     should_stop: Callable[[], bool],
@@ -52,9 +53,10 @@ def train_locally(
     epochs that `checkpoint` holds are not repeated.
 
     `sample`: the examples whose loss is evaluated before and after; None where losses are logged. `parameters` are the
-    model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone. Data order and
-    dropout depend on `seed` and nothing else; the process's random state is left as it was. Raises TrainingStopped soon
-    after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
+    model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone; `correction`, in
+    that order too, is what is added to each gradient. Data order and dropout depend on `seed` alone; the process's
+    random state is left as it was. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a
+    loss or gradient that is not finite.
     """
     began = clock()
     # Of the round model, therefore before a checkpoint takes its place.
@@ -83,6 +85,7 @@ def train_locally(
                 norm = float(nn.utils.clip_grad_norm_(parameters, section.max_grad_norm or math.inf))
                 if not math.isfinite(norm):
                     raise _diverged("gradient norm", norm, step, steps, section)
+                _add_correction(parameters, correction)
                 factor = learning_rate_factor(section.learning_rate_schedule, step, steps)
                 for settings in optimizer.param_groups:
                     settings["lr"] = section.learning_rate * factor
@@ -189,6 +192,15 @@ def _add_proximal_term(
         for parameter, origin in zip(parameters, round_parameters, strict=True):
             pull = (parameter - origin).mul_(mu)
             parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+
+
+def _add_correction(parameters: Sequence[nn.Parameter], correction: Sequence[torch.Tensor] | None) -> None:
+    """Also where no example reaches a parameter: its silo's gradient is 0, and the others' may not be."""
+    if correction is None:
+        return
+    with torch.no_grad():
+        for parameter, added in zip(parameters, correction, strict=True):
+            parameter.grad = added.clone() if parameter.grad is None else parameter.grad.add_(added)
 
 
 def _diverged(what: str, value: float, step: int, steps: int, section: TrainingSection) -> TrainingDiverged:

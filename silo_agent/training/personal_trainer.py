@@ -120,7 +120,7 @@ class PersonalTrainer:
 
     def _goal(self, method: Method, towards: Digest, *, epochs: int, pull: float) -> Goal:
         section = self._bundle.plan.training.for_silo(self._silo)
-        changes: dict[str, object] = {"epochs": epochs, "steps": 0, "fedprox_mu": pull}
+        changes: dict[str, object] = {"epochs": epochs, "steps": 0, "fedprox_mu": pull, "drift_correction": "none"}
         if self._own.learning_rate:
             changes["learning_rate"] = self._own.learning_rate
         if section.optimizer == "adam_corrected":  # for noise, and there is none here
@@ -131,7 +131,8 @@ class PersonalTrainer:
             "silo": self._silo,
             "method": method,
             "towards": towards,
-            "section": section.model_dump(mode="json", exclude={"steps"}),  # which no model of one's own is trained by
+            # Without what no model of one's own is trained by.
+            "section": section.model_dump(mode="json", exclude={"steps", "drift_correction"}),
             "examples": examples_digest(self._examples),
         }
         return Goal(method=method, section=section, towards=towards, digest=digest_of(canonical_json(depends_on)))

@@ -34,7 +34,9 @@ from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
+from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.update.client_update import Feedback, write_update
+from silo_agent.training.update.control_state import ControlStates
 from silo_agent.training.update.masked_vector import own_share
 from silo_agent.training.update.residual import Residuals
 from silo_agent.training.update.spread import Spread
@@ -127,7 +129,8 @@ class SiloTrainer:
         updates: the delta, or of a joint step the sum of gradients as joint_gradient.py writes it.
 
         `included_update` is this silo's newest one that a model includes: in bfloat16, what rounding cut off that one
-        is added to this one. Residuals lie beside the update. `told_before`: the loss reduction that this silo told in
+        is added to this one. Where drift is corrected, its control state is what is gone on with, or none is, and
+        the correction begins anew. Both lie beside the update. `told_before`: the loss reduction that this silo told in
         an earlier round, if it did: what a plan that remembers averages this round's with.
 
         Each epoch but the last leaves a checkpoint in `checkpoint_path`, if one is given; one of this very training
@@ -144,6 +147,7 @@ class SiloTrainer:
         parameters = list(trained.values())
         if self._plan.joint:
             return self._gradient_sum(update_path, parameters, on_progress=on_progress, should_stop=should_stop)
+        states = self._control_states(update_path.parent)
         if self._plan.privacy.level == "record":
             summary = self._train_privately(parameters, on_progress=on_progress, should_stop=should_stop)
         else:
@@ -155,7 +159,19 @@ class SiloTrainer:
                 seed=self._own_seed("train", round_number),
                 sample=self._loss_sample(round_number),
                 round_parameters=(self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None),
-                checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
+                correction=(
+                    None
+                    if states is None
+                    else states.correction(
+                        included_update,
+                        self._model.reader(model_path, model),
+                        names=trained.keys(),
+                        device=self._model.device,
+                    )
+                ),
+                checkpoint=self._checkpoint(
+                    checkpoint_path, checkpoint_every_s, round_number, model, included_update, on_notice
+                )
                 if checkpoint_path
                 else None,
                 on_progress=on_progress,
@@ -173,7 +189,25 @@ class SiloTrainer:
             spread=self._spread(round_number, summary),
             resting={spec.name for spec in self._model.parameters.specs} - trained.keys(),
         )
+        if states is not None:
+            states.keep(
+                written.manifest.digest,
+                delta=VectorReader(update_path, written.manifest, self._layout, written.mark),
+                included=included_update,
+                round_model=self._model.reader(model_path, model),
+            )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
+
+    def _control_states(self, folder: Path) -> ControlStates | None:
+        if not self._plan.corrects_drift:
+            return None
+        return ControlStates(
+            folder=folder,
+            plan=self._plan.digest,
+            layout=self._layout,
+            server_rate=self._plan.aggregation.server_learning_rate,
+            work=self._section.steps * self._section.learning_rate,
+        )
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation
@@ -312,7 +346,13 @@ class SiloTrainer:
         return self._model.tokenizer.decode(answers)[0]
 
     def _checkpoint(
-        self, path: Path, every_s: float, round_number: int, model: Manifest, notice: Notice
+        self,
+        path: Path,
+        every_s: float,
+        round_number: int,
+        model: Manifest,
+        included: Digest | None,
+        notice: Notice,
     ) -> CheckpointFile:
         training = training_identity(
             plan=self._plan.digest,
@@ -321,11 +361,17 @@ class SiloTrainer:
             model=model.digest,
             examples=self.encoded("train"),
             device=self._model.device,
+            control=included if self._plan.corrects_drift else None,
         )
         update = self._model.bundle.update_layout
         residual_bytes = 0 if update.dtype == self._layout.dtype else self._layout.total_bytes
+        control_bytes = self._layout.total_bytes if self._plan.corrects_drift else 0
         return CheckpointFile(
-            path, training, update_bytes=update.total_bytes + residual_bytes, notice=notice, every_s=every_s
+            path,
+            training,
+            update_bytes=update.total_bytes + residual_bytes + control_bytes,
+            notice=notice,
+            every_s=every_s,
         )
 
     def _chosen(self, split: Split, most: int) -> list[int]:

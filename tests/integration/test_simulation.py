@@ -298,6 +298,68 @@ def test_a_dry_run_measures_private_training_and_tells_its_epsilon(
     assert shown.count("LATE: training at silo") == 2
 
 
+CORRECTED = {
+    "schedule.rounds": 3,
+    "aggregation.reduction_memory": 0,
+    "aggregation.weighting": "equal",
+    "aggregation.momentum": 0,
+    "aggregation.max_delta_norm": 0,
+    "training.drift_correction": "scaffold",
+    "training.optimizer": "sgd",
+    "training.learning_rate_schedule": "constant",
+    "training.learning_rate": 0.1,
+    "training.steps": 6,
+    "training.fedprox_mu": 0,
+    "evaluation.every": 0,
+    "evaluation.last": "false",
+}
+
+
+def test_corrections_of_drift_are_the_same_too_where_an_agent_is_killed_in_the_second_round(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    """The last tests of this federation, which has other plans from here on."""
+    networked.coordinator("plan", "new", "corrected", "--size", "micro", *settings(**CORRECTED))
+    networked.coordinator("plan", "start", "corrected")
+    networked.wait(lambda: networked.view().look()[0].phase != "finished" and networked.at_round(2))
+    networked.processes.kill("clinic")
+    networked.start_agent("clinic")
+    networked.wait(networked.finished)
+    simulated(networked.plans / "corrected", silos, tmp_path / "out")
+    over_network = json.loads(networked.coordinator("rounds", "--json"))
+    here = rounds_of(tmp_path / "out")
+    assert [row["outcome"] for row in here] == ["applied"] * 3
+    assert [row["model"] for row in here] == [row["model_digest"] for row in over_network]
+    states = tmp_path / "out" / "silos" / "clinic" / "updates"
+    agents = networked.root / "agents" / "clinic" / "updates"
+    held = [{path.name: path.read_bytes() for path in folder.glob("*.control")} for folder in (states, agents)]
+    assert held[0] == held[1]
+    assert len(held[0]) == 2, "begun with, and left: it went on with its correction"
+
+
+def test_an_agent_that_has_lost_its_control_state_declines_and_every_silo_begins_anew(networked: Federation) -> None:
+    values = settings(**CORRECTED | {"schedule.rounds": 4})
+    networked.coordinator("plan", "new", "lost", "--size", "micro", *values)
+    networked.coordinator("plan", "start", "lost")
+    networked.wait(lambda: networked.view().look()[0].phase != "finished" and networked.at_round(2))
+    networked.processes.kill("clinic")
+    updates = networked.root / "agents" / "clinic" / "updates"
+    for path in updates.glob("*.control"):
+        path.unlink()
+    networked.start_agent("clinic")
+    networked.wait(networked.finished)
+    rows = json.loads(networked.coordinator("rounds", "--json"))
+    (at,) = [index for index, row in enumerate(rows) if row["outcome"] != "applied"]
+    assert {silo["silo"]: silo["outcome"] for silo in rows[at]["silos"]}["clinic"] == "declined"
+    assert [(row["round"], row["attempt"]) for row in rows[at : at + 2]] == [
+        (rows[at]["round"], 1),
+        (rows[at]["round"], 2),
+    ]
+    assert [row["round"] for row in rows if row["outcome"] == "applied"] == [1, 2, 3, 4]
+    logged = (networked.root / "logs" / "clinic.log").read_text()
+    assert "is not here (No such file or directory): this round is declined" in logged
+
+
 STUDY = """
 name = "tiny"
 silos = "{silos}"

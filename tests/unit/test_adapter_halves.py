@@ -4,6 +4,7 @@ move."""
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,41 @@ def test_what_rounding_cuts_off_a_half_waits_for_the_round_that_trains_it_again(
         else:
             assert not np.any(first[name])
             assert np.array_equal(third[name], second[name])
+
+
+CORRECTED: dict[str, dict[str, Any]] = {
+    "training": {
+        "drift_correction": "scaffold", "optimizer": "sgd", "steps": 2, "epochs": 1, "learning_rate": 0.1,
+        "learning_rate_schedule": "constant", "dropout": 0.0, "loss_reduction": "evaluated",
+    },
+    "aggregation": {"weighting": "equal", "momentum": 0.0, "max_delta_norm": 0.0},
+}  # fmt: skip
+
+
+def test_a_correction_of_a_half_waits_for_the_round_that_trains_it_again(
+    made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """A silo's own deltas lead where the round trains, and what rests of them stays as it was."""
+    place = place_of(made, "alternate", tmp_path)
+    values = place.bundle.plan.model_dump(mode="json")
+    for section, changes in CORRECTED.items():
+        values[section] |= changes
+    bundle = PlanBundle(Plan.model_validate(values), place.bundle.files)
+    place = Workplace(place.state, bundle, place.models, place.spools)
+    trainer, model, included = trainer_of(place, A, tmp_path), model_of_any_b(place), None
+    states = list[dict[str, NDArray[np.float32]]]()
+    for number, rests in ROUNDS:
+        update, delta = trained(trainer, place, model, number, tmp_path, included_update=included)
+        rests_alone(place, delta, rests)
+        included = update.manifest.digest
+        (file,) = tmp_path.glob(f"*-{included}.control")
+        states.append(halves(place.layout, np.fromfile(file, dtype="<f4", count=place.layout.parameters)))
+    for (before, after), (_, rests) in zip(pairwise(states), ROUNDS[1:], strict=True):
+        assert {name for name in before if np.array_equal(before[name], after[name])} == {
+            name for name in before if rests in name
+        }
+    _, without = trained(trainer, place, model, 3, tmp_path, included_update=None)
+    assert not np.array_equal(without, delta), "the model has not moved, and the silo's deltas have"
 
 
 JOINT: dict[str, dict[str, Any]] = {

@@ -191,12 +191,13 @@ def test_what_a_killed_training_wrote_is_written_over_by_the_next(tmp_path: Path
     journal.close()
 
 
-def test_another_plan_ends_the_residuals_and_the_same_plan_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["residual", "control"])
+def test_another_plan_ends_what_is_kept_of_updates_and_the_same_plan_does_not(kept: str, tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    mine = tmp_path / "updates" / f"{PLAN[:32]}-{MODEL}.residual"
-    part = tmp_path / "updates" / "new.residual.part"
+    mine = tmp_path / "updates" / f"{PLAN[:32]}-{MODEL}.{kept}"
+    part = tmp_path / "updates" / f"new.{kept}.part"
     for path in (mine, part):
-        path.write_bytes(b"residual")
+        path.write_bytes(b"what is kept")
     journal.record(JournalPlan(PLAN))
     assert mine.exists()
     journal.record(JournalPlan(Digest("00" * 32)))

@@ -55,9 +55,9 @@ class Course:
     plan since they last connected or declined; a restart empties it. `unawaited` holds silos without which a gathering
     ended at its deadline: no further one waits for them until they declare readiness. `model_round` is the round that
     made `model`. `included` has, in order of silo name, the newest update of each silo that a model of the plan
-    includes. `barred`, `disputes` and `unawaited` are lifted by the operator's next `plan start`. While `paused` no
-    attempt opens. `groups` are the release groups that the next masked sum is over; None: there are none yet, and which
-    there will be is not known.
+    includes; where drift is corrected, those of the newest round whose silos may go on together. `barred`, `disputes`
+    and `unawaited` are lifted by the operator's next `plan start`. While `paused` no attempt opens. `groups` are the
+    release groups that the next masked sum is over; None: there are none yet, and which there will be is not known.
     """
 
     terms: PlanTerms

@@ -15,7 +15,7 @@ class PlanTerms:
 
     `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
     own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy. `cohort_size` silos are
-    drawn for a round, 0: all that are ready.
+    drawn for a round, 0: all that are ready. `corrects_drift`: silos go on with corrections that they made together.
     """
 
     federation: FederationName
@@ -38,6 +38,7 @@ class PlanTerms:
     record_level: bool = False
     silo_level: bool = False
     cohort_size: int = 0
+    corrects_drift: bool = False
 
     @property
     def shows_single_silos(self) -> bool:

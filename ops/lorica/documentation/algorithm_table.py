@@ -5,6 +5,7 @@ from typing import cast, get_args
 from lorica.documentation.markdown import markdown_table
 from lorica_security.privacy.mechanisms.named import MECHANISMS
 from silo_wire.algorithm import Algorithm, Number, Promise
+from silo_wire.drift_correction import DRIFT_CORRECTIONS
 from silo_wire.server_step.step_length import STEP_LENGTHS
 from silo_wire.weightings.named import WEIGHTINGS
 
@@ -18,7 +19,8 @@ def algorithm_table() -> str:
     # The classes, not what they make: what an algorithm says of itself is the same for every plan.
     reducers = [_row(f"reducer {it.name}", cast(Algorithm, it)) for it in REDUCERS]
     step_lengths = [_row(f'step length `"{it.name}"`', it) for it in STEP_LENGTHS]
-    return markdown_table(header, [*weightings, *reducers, *step_lengths])
+    corrections = [_row(f'drift correction `"{it.name}"`', it) for it in DRIFT_CORRECTIONS]
+    return markdown_table(header, [*weightings, *reducers, *step_lengths, *corrections])
 
 
 def mechanism_table() -> str:

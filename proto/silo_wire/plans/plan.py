@@ -39,7 +39,7 @@ _LATER_KEYS: Final = {
         }
     ),
     "schedule": frozenset({"cohort_size"}),
-    "training": frozenset({"steps"}),
+    "training": frozenset({"steps", "drift_correction"}),
 }
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from lorica_security.console.strict_toml import NameText, Section
 from silo_wire.algorithm import Number
 from silo_wire.canonical import Digest
+from silo_wire.drift_correction import NO_CORRECTION
 from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.privacy import PrivacySection, Release
 from silo_wire.plans.sections.aggregation import AggregationSection
@@ -105,6 +106,11 @@ class PlanValues(Section):
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
         return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
+
+    @property
+    def corrects_drift(self) -> bool:
+        """Whether each silo keeps a vector from round to round by which its gradients are corrected."""
+        return self.training.drift_correction != NO_CORRECTION.name
 
     def no_weight(self, told: Told) -> str:
         """What the people of a silo that tells this should know where its update has no weight; else ""."""

@@ -271,7 +271,9 @@ class Train(_message.Message):
     model_digest: _builtins.bytes
     seconds_left: _builtins.float
     included_update: _builtins.bytes
-    """manifest digest of this silo's newest update that a model includes; empty: none yet"""
+    """Manifest digest of this silo's newest update that a model includes; empty: none yet, or, where drift is corrected,
+    every silo begins anew.
+    """
     @_builtins.property
     def key(self) -> _common_pb2.CallKey: ...
     def __init__(

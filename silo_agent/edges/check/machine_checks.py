@@ -14,7 +14,8 @@ from silo_wire.plans.plan import PlanBundle
 JAIL = "jail of SQL"
 BYTES_PER_PARAMETER = 4
 COPIES_IN_MEMORY = 6
-"""Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such."""
+"""Parameters, gradient, two moments of AdamW, and as much again for activations: a rough bound, said as such. Where
+drift is corrected there are no moments, and one correction."""
 OWN_MODELS = 3
 """On disk, beside the plan's initial one: the local and the personal model, and one that is written."""
 FREE_BYTES = 64 << 20
@@ -36,22 +37,25 @@ def check_disk(
     folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, free: int, *, own_models: bool = False
 ) -> str:
     """Files are written over where they can be, so what is there already needs no more room."""
-    needed = FREE_BYTES
+    needed, kept = FREE_BYTES, ""
     if bundle is not None:
         models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
         masks = bundle.plan.aggregation.secure_aggregation
         updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
         residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
+        control = bundle.layout.total_bytes * 3 if bundle.plan.corrects_drift else 0  # two, and one that is written
+        if control:
+            kept = f", up to {mebibytes(control)} of it for control states, which are as private as records"
         base = bundle.base_layout.total_bytes if bundle.base_layout else 0
         own = bundle.model_layout.total_bytes + OWN_MODELS * bundle.layout.total_bytes if own_models else 0
         parts = (folder.models, folder.updates, folder.personal)
         there = sum(path.stat().st_size for part in parts for path in part.rglob("*"))
-        needed += max(0, models + updates + residuals + base + own - there)
+        needed += max(0, models + updates + residuals + control + base + own - there)
     if free < needed:
         raise misconfigured(
             Mistake.DISK.value, f"{folder.root} has {mebibytes(free)} free, about {mebibytes(needed)} are needed"
         )
-    return f"{mebibytes(free)} free in {folder.root}, about {mebibytes(needed)} needed"
+    return f"{mebibytes(free)} free in {folder.root}, about {mebibytes(needed)} needed{kept}"
 
 
 def check_device(wanted: str) -> str:

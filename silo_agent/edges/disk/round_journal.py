@@ -139,7 +139,7 @@ class RoundJournal:
                     (plan, time.time()),
                 )
                 self.set_fact("plan", plan)
-                self._delete_residuals(of_all_but=plan)
+                self._delete_kept(of_all_but=plan)
             case JournalModel(plan, model):
                 self.set_fact("model", f"{plan} {model}")
                 self._delete_checkpoints(but=self.checkpoint_file(model))
@@ -343,10 +343,12 @@ class RoundJournal:
                 "agent again"
             ) from error
 
-    def _delete_residuals(self, *, of_all_but: Digest) -> None:
-        for path in self._updates.glob("*.residual*"):
-            if not path.name.startswith(of_all_but[:32]):
-                path.unlink(missing_ok=True)
+    def _delete_kept(self, *, of_all_but: Digest) -> None:
+        """Residuals and control states of other plans."""
+        for pattern in ("*.residual*", "*.control*"):
+            for path in self._updates.glob(pattern):
+                if not path.name.startswith(of_all_but[:32]):
+                    path.unlink(missing_ok=True)
 
     def _delete_checkpoints(self, *, but: Path | None = None) -> None:
         """What training from another model left is of no use: a round is over when the next model is here."""

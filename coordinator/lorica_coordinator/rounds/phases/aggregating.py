@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lorica_coordinator.rounds.cohorts.corrected import included_by
 from lorica_coordinator.rounds.effects import (
     Cause,
     DiscardUpdates,
@@ -22,7 +23,7 @@ from lorica_coordinator.rounds.phases.entry import enter_aggregating, enter_eval
 from lorica_coordinator.rounds.phases.gathering import next_round
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished
-from lorica_coordinator.rounds.updates import CommittedUpdate, IncludedUpdate, Outcome
+from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import WrongTime
 
 SPENT = "a further round would cost more epsilon than the plan promises"
@@ -33,7 +34,7 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     check_key(state, event.key)
     result, (course, effects) = event.result, _scored_in_the_sum(state, event)
     if result.outcome is Outcome.APPLIED:
-        course = replace(course, included=_included(course, state.updates))
+        course = replace(course, included=included_by(course, state.updates))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
         course = replace(course, model=result.model, model_round=state.round)
         made = ModelMade(plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature)
@@ -68,12 +69,6 @@ def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, l
         key=key, reports=(), score=score, macro=None, scores=scores, counted=counted, is_best=is_best
     )
     return replace(course, best=score) if is_best else course, [*effects, closed]
-
-
-def _included(course: Course, updates: tuple[CommittedUpdate, ...]) -> tuple[IncludedUpdate, ...]:
-    newest = {one.silo: one for one in course.included}
-    newest.update((update.silo, IncludedUpdate(silo=update.silo, digest=update.digest)) for update in updates)
-    return tuple(newest[silo] for silo in sorted(newest))
 
 
 def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from lorica_coordinator.rounds.cohorts.cohort import cohort_of, everyone_is_ready
+from lorica_coordinator.rounds.cohorts.corrected import opened_with
 from lorica_coordinator.rounds.cohorts.drawn import drawn
 from lorica_coordinator.rounds.cohorts.whole_groups import wanting
 from lorica_coordinator.rounds.effects import RoundOpened, Step
@@ -67,7 +68,7 @@ def _open(course: Course, opening: Opening, now: float) -> Step:
         return enter_evaluating(course, opening.round, opening.attempt, cohort_of(present), now)
     cohort = cohort_of(drawn(course, opening.round, opening.attempt, present))
     state = Collecting(
-        course=course,
+        course=opened_with(course, cohort, opening.attempt),
         round=opening.round,
         attempt=opening.attempt,
         cohort=cohort,

@@ -53,7 +53,7 @@ class SiloMemory:
     """Bytes. All but `peak` follow from the plan; what they leave of `peak` is activations, data and the program. 0:
     not known.
 
-    To `optimizer` counts what it keeps, and the average of iterates.
+    To `optimizer` counts what it keeps, the average of iterates, and a correction of drift.
     """
 
     parameters: int
@@ -199,10 +199,11 @@ def _memory(bundle: PlanBundle, peak: int) -> SiloMemory:
     # In the type that it travels in: a mapping of its file, on a GPU a copy.
     round_model = bundle.model_layout.total_bytes if plan.training.fedprox_mu else 0
     average = FLOAT_BYTES * bundle.layout.parameters if plan.privacy.average_decay else 0
+    correction = FLOAT_BYTES * bundle.layout.parameters if plan.corrects_drift else 0
     return SiloMemory(
         parameters=FLOAT_BYTES * bundle.parameters_in_memory,
         gradients=FLOAT_BYTES * bundle.layout.parameters,
-        optimizer=optimizer_bytes(plan.training.optimizer, bundle.layout) + average,
+        optimizer=optimizer_bytes(plan.training.optimizer, bundle.layout) + average + correction,
         round_model=round_model,
         peak=peak,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from silo_wire.plans.contradictions.drift import of_drift_correction
 from silo_wire.plans.contradictions.masks import of_masks
 from silo_wire.plans.contradictions.privacy import of_privacy
 from silo_wire.plans.contradictions.robust import of_reducer
@@ -28,6 +29,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_weighting(plan)
     yield from of_reducer(plan)
     yield from _of_the_step_length(plan)
+    yield from of_drift_correction(plan)
     if plan.aggregation.secure_aggregation:
         yield from of_masks(plan)
     yield from of_privacy(plan)

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from lorica_security.console.strict_toml import Section
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import NAME_RULE, silo_name
+from silo_wire.drift_correction import DriftCorrectionName
 from silo_wire.plans.sections.numbers import MOST_NORM, Count, NonNegative, Rate
 from silo_wire.plans.work import COMMON, Work
 
@@ -44,6 +45,7 @@ class TrainingSection(Section):
     )
     learning_rate_schedule: Literal["constant", "linear"] = "constant"  # linear: to 0 within each round
     fedprox_mu: Annotated[float, Field(ge=0, le=MOST_MU)] = 0.0
+    drift_correction: DriftCorrectionName = "none"
     loss_reduction: Literal["evaluated", "logged", "as_published"] = "evaluated"  # how it is measured
     loss_log_steps: Count = 1  # optimizer steps between two logged losses
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 autocast where a GPU has it
