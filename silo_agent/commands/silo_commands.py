@@ -157,7 +157,8 @@ def train(
     settings = chosen(folder, data, database, config).settings(folder)
     if settings.personal.method == "none":
         raise ConfigurationError(
-            f'[personal] method is "none" for {folder.root}: set it to "finetune", "ditto" or "heads" in silo.toml'
+            f'[personal] method is "none" for {folder.root}: set it to "finetune", "ditto", "heads" or "adapters" in '
+            "silo.toml"
         )
     own = OwnModels(folder.personal)
     with open_journal(folder, credentials) as journal:

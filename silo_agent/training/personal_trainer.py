@@ -2,8 +2,9 @@
 
 The local model is trained from the plan's initial model on this silo's records alone, for as many epochs as the whole
 plan trains here. The personal model comes from the newest global one: trained on (`finetune`), its output layer alone
-(`heads`), or kept over the rounds with the gradient of lambda/2 ||v - w||^2, w the global model (`ditto`; Li et al.,
-ICML 2021). There is no noise and no bound in any, whatever the plan promises for what leaves.
+(`heads`), a low-rank change of it (`adapters`), or kept over the rounds with the gradient of lambda/2 ||v - w||^2, w
+the global model (`ditto`; Li et al., ICML 2021). There is no noise and no bound in any, whatever the plan promises for
+what leaves.
 
 The same goal, start and thread count give the same bytes on a CPU, also after a kill: each epoch but the last leaves a
 checkpoint.
@@ -26,6 +27,7 @@ from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import SameResult
 from silo_agent.training.local_trainer import train_locally
+from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.model import OUTPUT_LAYER
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import blocks, new_vector_file
@@ -37,17 +39,18 @@ from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.work import epochs_begun
 
-Method = Literal["local", "finetune", "ditto", "heads"]
+Method = Literal["local", "finetune", "ditto", "heads", "adapters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSettings:
     """What this silo's people chose; a `learning_rate` of 0 is the plan's."""
 
-    method: Literal["finetune", "ditto", "heads"]
+    method: Literal["finetune", "ditto", "heads", "adapters"]
     epochs: int
     learning_rate: float
     ditto_lambda: float
+    adapter_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +94,18 @@ class PersonalTrainer:
         return examples_digest(self._trainer.encoded("dev"))
 
     def personal(self, towards: Digest) -> Goal:
-        """The personal model for the global model `towards`. Raises ConfigurationError for a head that there is not."""
+        """The personal model for the global model `towards`. Raises ConfigurationError for a head that there is not,
+        and for adapters where the plan has its own."""
         if self._own.method == "heads" and not self._head:
             raise ConfigurationError(
                 f'[personal] method = "heads" trains {OUTPUT_LAYER}, which the layout of plan '
                 f'{self._bundle.plan.name} does not have, as models do that tie it to their embedding: take "finetune" '
                 'or "ditto"'
+            )
+        if self._own.method == "adapters" and self._bundle.base_layout is not None:
+            raise ConfigurationError(
+                f'[personal] method = "adapters" and plan {self._bundle.plan.name} trains adapters itself, which '
+                '"finetune" and "ditto" train on: take one of these'
             )
         pull = self._own.ditto_lambda if self._own.method == "ditto" else 0.0
         return self._goal(self._own.method, towards, epochs=self._own.epochs, pull=pull)
@@ -123,6 +132,7 @@ class PersonalTrainer:
         changes: dict[str, object] = {"epochs": epochs, "steps": 0, "fedprox_mu": pull, "drift_correction": "none"}
         if self._own.learning_rate:
             changes["learning_rate"] = self._own.learning_rate
+        own = {"adapter_rank": self._own.adapter_rank} if method == "adapters" else {}
         if section.optimizer == "adam_corrected":  # for noise, and there is none here
             changes["optimizer"] = "adamw"
         section = section.model_copy(update=changes)
@@ -134,6 +144,7 @@ class PersonalTrainer:
             # Without what no model of one's own is trained by.
             "section": section.model_dump(mode="json", exclude={"steps", "drift_correction"}),
             "examples": examples_digest(self._examples),
+            **own,
         }
         return Goal(method=method, section=section, towards=towards, digest=digest_of(canonical_json(depends_on)))
 
@@ -192,6 +203,10 @@ class PersonalTrainer:
     @contextmanager
     def _trained(self, goal: Goal) -> Iterator[Sequence[nn.Parameter]]:
         """The parameters that the goal trains; the others are frozen meanwhile."""
+        if goal.method == "adapters":
+            with low_rank_changes(self._model.t5, rank=self._own.adapter_rank, seed=_seed(goal)) as changes:
+                yield changes
+            return
         whole, head = self._model.parameters.tensors, self._head
         if goal.method != "heads":
             yield whole

@@ -19,6 +19,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from prometheus_client import CollectorRegistry, generate_latest
 
 from lorica_security.errors import ConfigurationError, Conflict, DataError, StateError
@@ -34,8 +36,9 @@ from silo_agent.service.ports import RoundModel
 from silo_agent.settings import PersonalSection
 from silo_agent.training.data.batches import collate, encode_examples
 from silo_agent.training.device import DeviceSettings
+from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.plan_model import PlanModel
-from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer
+from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer, _seed
 from silo_wire.messages import RoundKey
 from tests.support.checkpointed_training import dying_at
 from tests.support.collected_silo import TRAINING, CollectedSilo
@@ -56,7 +59,7 @@ PRIVATE: dict[str, Any] = {
     "privacy": {"level": "record", "nominal_records": 10, "expected_batch_size": 2, "steps": 5},
     "evaluation": {"every": 0, "initial": False, "last": False},
 }
-OWN = OwnSettings(method="ditto", epochs=3, learning_rate=0.0, ditto_lambda=0.25)
+OWN = OwnSettings(method="ditto", epochs=3, learning_rate=0.0, ditto_lambda=0.25, adapter_rank=2)
 CPU = DeviceSettings(device="cpu", threads=1)
 
 
@@ -139,6 +142,74 @@ def test_heads_trains_the_output_layer_alone(tmp_path: Path) -> None:
         assert named == ({"lm_head.weight"} if goal.method == "heads" else {it.name for it in bundle.layout.tensors})
     with pytest.raises(ConfigurationError, match=r'"heads" trains lm_head.weight.*plan test does not have.*"ditto"'):
         trainer(own).personal(start.manifest.digest)
+
+
+def test_adapters_train_a_low_rank_change_of_the_projections_alone(tmp_path: Path) -> None:
+    """Held against the adapters of PEFT that begin alike, trained by torch's own AdamW and merged by PEFT."""
+    start = written(tmp_path / "global", 7)
+    personal = trainer(replace(OWN, method="adapters", learning_rate=1e-2))
+    layout, goal = personal._bundle.layout, personal.personal(start.manifest.digest)
+    outs = [tmp_path / "v", tmp_path / "again"]
+    for out in outs:  # the second time in a model that has had changes
+        personal.train(goal, start=start, towards=start, out=out, checkpoint=tmp_path / "c")
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    assert all(parameter.requires_grad for parameter in personal._model.t5.parameters()), "nothing stays frozen"
+    before, after = numbers(start), np.fromfile(outs[0], dtype="<f4")
+    changes = {
+        spec.name: (after[begin : begin + spec.elements] - before[begin : begin + spec.elements]).reshape(spec.shape)
+        for spec, begin in layout.placed()
+    }
+    expected = by_peft(start, seed=_seed(goal), steps=3, rate=1e-2)
+    for name, change in changes.items():
+        if name not in expected:
+            assert not change.any(), name
+            continue
+        np.testing.assert_allclose(change, expected[name], atol=2e-5)
+        sizes = np.linalg.svd(change.astype(np.float64), compute_uv=False)
+        assert sizes[0] > 1e-3
+        assert sizes[2] < 1e-4 * sizes[0], "rank 2"
+
+
+def by_peft(start: RoundModel, *, seed: int, steps: int, rate: float) -> dict[str, np.ndarray]:
+    """What each projection's weight has gained."""
+    bundle = bundle_of(random_model(0), **PLAN)
+    plan_model = PlanModel(bundle, CPU)
+    plan_model.load(start.file, start.manifest)
+    model, section = plan_model.t5, bundle.plan.training
+    with low_rank_changes(model, rank=2, seed=seed) as changes:
+        first = [change.detach().clone() for change in changes]
+    inject_adapter_in_model(LoraConfig(r=2, lora_alpha=4, target_modules=["q", "v"], bias="none"), model)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    trained = []
+    for layer, right in zip(layers.values(), first[::2], strict=True):
+        with torch.no_grad():
+            layer.lora_A["default"].weight.copy_(right)
+        trained += [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    examples = encode_examples(
+        plan_model.tokenizer,
+        silo_data(PAIRS).train,
+        schemas=None,
+        max_input_tokens=section.max_input_tokens,
+        max_output_tokens=section.max_output_tokens,
+        other_views=(),
+    )
+    batch = collate(examples, [0, 1, 2], pad=model.config.pad_token_id, device=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels).loss.backward()
+        optimizer.step()
+    return {f"{name}.weight": layer.get_delta_weight("default").numpy(force=True) for name, layer in layers.items()}
+
+
+def test_adapters_are_refused_where_there_is_no_room_for_them(tmp_path: Path) -> None:
+    start = written(tmp_path / "global", 7)
+    personal = trainer(replace(OWN, method="adapters", adapter_rank=200))
+    goal = personal.personal(start.manifest.digest)
+    with pytest.raises(ConfigurationError, match=r"adapter_rank is 200, and the smallest projection .* or less"):
+        personal.train(goal, start=start, towards=start, out=tmp_path / "v", checkpoint=tmp_path / "c")
+    whole = [parameter.requires_grad for parameter in personal._model.t5.parameters()]
+    assert all(whole), "nothing stays frozen"
 
 
 def test_the_local_model_makes_as_many_steps_as_the_whole_plan() -> None:
@@ -399,7 +470,14 @@ def test_it_is_refused_by_name(silo: CollectedSilo, tmp_path: Path) -> None:
     run(silo, "personal", "train").is_refusal(DataError, "dev.jsonl is missing", "put the dev split there")
     silo.settings("")
     run(silo, "personal", "train").is_refusal(ConfigurationError, '[personal] method is "none"', '"ditto"')
-    for text in ('method = "adapters"', "epochs = 0", "ditto_lambda = 0.0", "learning_rate = -1.0", "lamda = 1.0"):
+    for text in (
+        'method = "lora"',
+        "adapter_rank = 0",
+        "epochs = 0",
+        "ditto_lambda = 0.0",
+        "learning_rate = -1.0",
+        "lamda = 1.0",
+    ):
         silo.settings(f"[personal]\n{text}\n")
         key = text.partition(" ")[0]
         run(silo, "personal", "train").is_refusal(ConfigurationError, f"personal.{key}")
@@ -461,8 +539,9 @@ def test_training_gives_way_to_a_round_and_goes_on_after_its_last_epoch(
 # --- killed, and begun by the agent -----------------------------------------------------------------------------------
 
 
-def test_killed_again_and_again_it_comes_to_the_same_models(silo: CollectedSilo) -> None:
-    silo.settings('[personal]\nmethod = "ditto"\nepochs = 3\n')
+@pytest.mark.parametrize("method", ["ditto", "adapters"])
+def test_killed_again_and_again_it_comes_to_the_same_models(silo: CollectedSilo, method: str) -> None:
+    silo.settings(f'[personal]\nmethod = "{method}"\nepochs = 3\nadapter_rank = 2\n')
     shutil.copytree(silo.folder.root, silo.folder.root.with_name("undisturbed"))
     done = run_command(agent_main, "personal", "train", "--json", "--dir", silo.folder.root.with_name("undisturbed"))
     undisturbed = json.loads(done.out)["models"]

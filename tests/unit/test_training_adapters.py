@@ -1,6 +1,7 @@
 """Adapters: what PEFT adds is what the layout says, alone trained and sent, and merged it computes the same."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_adapters_begin_as_no_change_at_all(place: Workplace, tmp_path: Path) ->
 
 def test_a_personal_model_under_adapters_is_adapters_of_the_same_base(place: Workplace, tmp_path: Path) -> None:
     newest = handed_out(place, place.models.initial(), tmp_path / "model")
-    own = OwnSettings(method="ditto", epochs=2, learning_rate=1e-2, ditto_lambda=0.1)
+    own = OwnSettings(method="ditto", epochs=2, learning_rate=1e-2, ditto_lambda=0.1, adapter_rank=8)
     base, device = base_of(place, tmp_path), DeviceSettings(device="cpu", threads=1)
     personal = PersonalTrainer(place.bundle, data(), A, device, own, base=base)
     goal = personal.personal(newest.manifest.digest)
@@ -166,6 +167,9 @@ def test_a_personal_model_under_adapters_is_adapters_of_the_same_base(place: Wor
         for model in (newest, RoundModel(file=out, manifest=manifest))
     ]
     assert scores[1] < scores[0]
+    second = PersonalTrainer(place.bundle, data(), A, device, replace(own, method="adapters"), base=base)
+    with pytest.raises(ConfigurationError, match=r'"adapters" and plan .* trains adapters itself.*"finetune"'):
+        second.personal(newest.manifest.digest)
 
 
 def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -> None:

@@ -136,11 +136,12 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "metrics.listen": "`ADDRESS:PORT` where the running agent serves its [metrics](metrics.md#a-silos-own) to "
     "whoever asks: take loopback. Empty: nothing listens.",
     "personal.method": 'How this silo makes a [model of its own](personal.md): `"finetune"` trains on from the global '
-    'model, `"heads"` trains on its output layer alone, `"ditto"` keeps one over the rounds and pulls it towards the '
-    'global model; `"none"`: no such model.',
+    'model, `"heads"` trains on its output layer alone, `"adapters"` a low-rank change of it, `"ditto"` keeps one over '
+    'the rounds and pulls it towards the global model; `"none"`: no such model.',
     "personal.epochs": "Epochs of the personal model, from each global model on.",
     "personal.learning_rate": "Of the personal and the local model. 0: the plan's.",
     "personal.ditto_lambda": "Ditto's lambda: how strongly it pulls towards the global model.",
+    "personal.adapter_rank": 'Rank of the changes that `"adapters"` trains.',
 }
 
 

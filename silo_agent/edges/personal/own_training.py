@@ -56,6 +56,7 @@ class OwnTraining:
                     epochs=chosen.epochs,
                     learning_rate=chosen.learning_rate,
                     ditto_lambda=chosen.ditto_lambda,
+                    adapter_rank=chosen.adapter_rank,
                 ),
                 base=collected.base,
             )
