@@ -97,12 +97,21 @@ class Coordinator:
         writer = Identity(self.federation, Role.COORDINATOR).uri
         return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
 
-    def released(self) -> "list[tuple[Plan, list[Entry]]]":
-        """Every plan of which sums were released so, in the order of the first, with its entries."""
+    def released(self) -> "list[tuple[Digest, Plan | None, list[Entry]]]":
+        """Every plan of which sums were released so, in the order of the first, with its entries; no plan where it is
+        one of another release."""
         of_plan: dict[str, list[Entry]] = {}
         for entry in self.releases.file.entries():
             of_plan.setdefault(entry.plan, []).append(entry)
-        return [(self.shelf.bundle(Digest(plan)).plan, entries) for plan, entries in of_plan.items()]
+        return [(Digest(plan), self._plan(Digest(plan)), entries) for plan, entries in of_plan.items()]
+
+    def _plan(self, digest: Digest) -> "Plan | None":
+        from silo_wire.plans.plan import PlanOfAnotherRelease
+
+        try:
+            return self.shelf.bundle(digest).plan
+        except PlanOfAnotherRelease:
+            return None
 
     def epsilon_released(self, plan: "Plan") -> float | None:
         """What sums with noise of the coordinator's have cost under `plan` so far; None where the noise is not its

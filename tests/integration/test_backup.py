@@ -27,6 +27,7 @@ from lorica_security.errors import (
     AuthenticationError,
     ConfigurationError,
     IntegrityError,
+    MalformedMessage,
     StateError,
     StorageError,
 )
@@ -39,6 +40,7 @@ from lorica_security.pki.parsing import parse_certificate
 from silo_agent.edges.keys.key_store import SiloCredentials
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluate, Standby, Train
+from silo_wire.plans.plan import Plan, PlanOfAnotherRelease
 from silo_wire.v1 import operator_pb2
 from tests.support.command_line import run_command
 from tests.support.coordinator import (
@@ -289,6 +291,56 @@ async def test_silos_go_on_with_the_same_round_from_the_same_model(story: Story,
         clinic = story.silos[CLINIC]
         assert not await in_register(at.service, clinic), "enrolled since: it is invited again"
         assert await in_register(at.service, story.silos[BANK]), "revoked since, and nobody can know"
+
+
+async def test_beside_a_plan_that_this_release_does_not_read_the_next_one_is_started(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Plan.from_json
+
+    def does_not_read(raw: bytes) -> Plan:
+        plan = read(raw)
+        if plan.digest == story.plan:
+            raise MalformedMessage("plan: unknown key of_old")
+        return plan
+
+    monkeypatch.setattr(Plan, "from_json", staticmethod(does_not_read))
+    done = run_command(main, "restore", story.plain, tmp_path / "new", "--without-log")
+    assert done.code == 0, done.err
+    assert f"closed: plan {story.plan[:16]}" in done.out, "no sum is released under it any more"
+    folder = CoordinatorFolder(tmp_path / "new")
+    rounds = await asyncio.to_thread(run_command, main, "rounds", "--dir", folder.root)
+    assert rounds.code == 0, rounds.err
+    async with running(folder) as at, Silo(at, story.silos[HOSPITAL]) as hospital, Silo(at, story.silos[BANK]) as bank:
+        assert await at.service.plan() is None
+        with pytest.raises(PlanOfAnotherRelease, match="coordinator plan new"):
+            await at.service.start_plan()
+        shutil.copytree(at.coordinator.shelf.folder(PLAN), at.coordinator.shelf.folder("next"))
+        toml = at.coordinator.shelf.folder("next") / "plan.toml"
+        toml.write_text(toml.read_text().replace(f'name = "{PLAN}"', 'name = "next"', 1))
+        started = await at.service.start_plan("next", leave=PLAN)
+        for silo in (hospital, bank):
+            await silo.join(started.plan)
+        await hospital.order(Train, 1)
+
+
+async def test_a_plan_under_way_that_this_release_does_not_read_keeps_it_from_starting(
+    story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = restored(story, tmp_path / "new")
+    async with running(folder) as at, Silo(at, story.silos[HOSPITAL]) as hospital, Silo(at, story.silos[BANK]) as bank:
+        await at.service.start_plan(PLAN)
+        for silo in (hospital, bank):
+            await silo.join(story.plan)
+        await hospital.order(Train, 1)
+
+    def reads_none(raw: bytes) -> Plan:
+        raise MalformedMessage("plan: unknown key of_old")
+
+    monkeypatch.setattr(Plan, "from_json", staticmethod(reads_none))
+    with pytest.raises(PlanOfAnotherRelease, match="go on with that release"):
+        async with running(folder):
+            pass
 
 
 async def test_the_newer_log_says_who_was_shut_out_and_let_in_since(story: Story, tmp_path: Path) -> None:

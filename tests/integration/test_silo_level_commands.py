@@ -12,8 +12,9 @@ from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
-from lorica_security.errors import ConfigurationError, IntegrityError
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from lorica_security.on_disk.reading import read_log
+from silo_wire.plans.plan import Plan
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key
@@ -44,7 +45,9 @@ def test_a_plan_that_drowns_is_refused_and_leaves_nothing(folder: CoordinatorFol
     assert not (Coordinator.load(folder).shelf.plans / "drowned").exists()
 
 
-def test_the_forecast_is_told_and_what_was_released_is_added_up(folder: CoordinatorFolder) -> None:
+def test_the_forecast_is_told_and_what_was_released_is_added_up(
+    folder: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = new(folder, "noised", "privacy.max_noise_to_signal=1e6")
     assert told.code == 0, told.err
     for words in ("privacy: epsilon", "of 8 at dp_delta 1e-05", "the coordinator makes the noise", "noise to signal"):
@@ -67,6 +70,15 @@ def test_the_forecast_is_told_and_what_was_released_is_added_up(folder: Coordina
     (told,) = read_log(folder.audit).of(Event.SUM_RELEASED)
     assert (told.number("round"), told.number("ledger_entry")) == (3, 3)
     assert told.text("ledger_digest") == coordinator.releases.file.entries()[-1].digest
+
+    def reads_none(raw: bytes) -> Plan:
+        raise MalformedMessage("plan: unknown key of_old")
+
+    monkeypatch.setattr(Plan, "from_json", staticmethod(reads_none))
+    left = run_command(cli.main, "privacy", "--dir", folder.root)
+    assert left.out == f"plan {plan.digest[:16]}: 3 sums of deltas; the release that made it tells what they come to\n"
+    (row,) = json.loads(run_command(cli.main, "privacy", "--json", "--dir", folder.root).out)
+    assert (row["digest"], row["releases"], row["epsilon"]) == (plan.digest, 3, None)
 
 
 def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_it_may_have_forgotten(

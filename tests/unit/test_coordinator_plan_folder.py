@@ -21,12 +21,13 @@ from lorica_coordinator.plans.plan_text import plan_template, plan_text
 from lorica_coordinator.plans.presets import PRESETS, preset
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, Unreachable
 from silo_wire.canonical import digest_of
-from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle, PlanOfAnotherRelease
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import SIZES
+from silo_wire.v1 import federation_pb2
 from tests.support.coordinator_edges import FEDERATION, make_plan
 
 
@@ -455,6 +456,22 @@ def test_shelf_refuses_an_unknown_digest_and_a_name_that_is_a_path(folder: Path)
         shelf.bundle(digest_of(b"another"))
     with pytest.raises(ConfigurationError, match="is not allowed"):
         shelf.compile("../plans/first")
+
+
+def test_a_copy_of_another_release_is_told_from_a_damaged_one(folder: Path) -> None:
+    """Its plan has a key that this release does not know, in the digest that it had there."""
+    shelf = PlanShelf(folder.parent.parent)
+    message = federation_pb2.PlanBundle.FromString(shelf.compile("first").encode())
+    message.plan_json = message.plan_json.replace(b'{"adapters"', b'{"a_key_of_old":1,"adapters"', 1)
+    plan = digest_of(message.plan_json)
+    path = folder.parent.parent / "bundles" / f"{plan}.bundle"
+    path.write_bytes(message.SerializeToString(deterministic=True))
+    with pytest.raises(PlanOfAnotherRelease, match=r"unknown key a_key_of_old.*coordinator plan new"):
+        shelf.bundle(plan)
+    for damaged in (path.read_bytes()[:-20], path.read_bytes().replace(b"a_key_of_old", b"a_key_of_ole", 1)):
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError, match="was damaged"):
+            shelf.bundle(plan)
 
 
 def test_damaged_copy_is_refused_by_name(folder: Path) -> None:

@@ -127,22 +127,28 @@ def _without_weight(record: operator_pb2.RoundRecord) -> list[str]:
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:
     """Show what was released under silo-level privacy with noise of the coordinator's, and what it comes to."""
     coordinator = load(directory)
-    released = [(plan, len(entries), coordinator.releases.spent(plan)) for plan, entries in coordinator.released()]
+    released = [
+        (digest, plan, len(entries), None if plan is None else coordinator.releases.spent(plan))
+        for digest, plan, entries in coordinator.released()
+    ]
     if as_json:
         keys = ("target_epsilon", "dp_delta", "neighbouring_relation")
         rows = [
             {
-                "plan": plan.name,
-                "digest": plan.digest,
+                "plan": None if plan is None else plan.name,
+                "digest": digest,
                 "releases": count,
                 "epsilon": epsilon,
-                **{key: getattr(plan.privacy, key) for key in keys},
+                **{key: None if plan is None else getattr(plan.privacy, key) for key in keys},
             }
-            for plan, count, epsilon in released
+            for digest, plan, count, epsilon in released
         ]
         print(json.dumps(rows, indent=2))
         return
-    for plan, count, epsilon in released:
+    for digest, plan, count, epsilon in released:
+        if plan is None:
+            print(f"plan {digest[:16]}: {count} sums of deltas; the release that made it tells what they come to")
+            continue
         section = plan.privacy
         print(
             f"plan {plan.name} ({plan.digest[:16]}): {count} sums of deltas, epsilon {epsilon:.3g} of "

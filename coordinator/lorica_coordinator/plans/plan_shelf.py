@@ -10,7 +10,7 @@ from lorica_security.errors import IntegrityError, MalformedMessage, StateError,
 from lorica_security.host import files
 from lorica_security.identifiers import silo_name
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.plan import PlanBundle, PlanOfAnotherRelease
 
 
 class PlanShelf:
@@ -47,15 +47,23 @@ class PlanShelf:
         files.replace(path, bundle.encode())
 
     def bundle(self, plan: Digest) -> PlanBundle:
-        """The kept copy; raises StateError when this digest was never compiled, IntegrityError when it was changed."""
+        """The kept copy; raises StateError when this digest was never compiled, PlanOfAnotherRelease, IntegrityError
+        when it was changed."""
         path = self._path(plan)
         try:
-            return PlanBundle.decode(path.read_bytes(), plan)
+            raw = path.read_bytes()
         except FileNotFoundError as error:
             raise StateError(f"plan {plan} was never compiled here: run coordinator plan show NAME") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        try:
+            return PlanBundle.decode(raw, plan)
         except (IntegrityError, MalformedMessage) as error:
+            if PlanBundle.is_of_another_release(raw, plan):
+                raise PlanOfAnotherRelease(
+                    f"plan {plan} was made by a release whose plans this one does not read ({error}): make a new one "
+                    "with coordinator plan new, or go on with that release"
+                ) from error
             raise IntegrityError(f"{path} was damaged ({error}): restore it from a backup") from error
 
     def _path(self, plan: Digest) -> Path:

@@ -3,16 +3,24 @@ gRPC."""
 
 import asyncio
 
-from lorica_coordinator.rounds.states import course_of, round_of
+import structlog
+
+from lorica_coordinator.rounds.states import Finished, Stopped, course_of, round_of
 from lorica_coordinator.service.callers.operators import ForOperators
 from lorica_coordinator.service.callers.silos import ForSilos
+from silo_wire.plans.plan import PlanOfAnotherRelease
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Federation(ForSilos, ForOperators):
     """`await start()` once, keep `run()` going as a task, then call the rest from the same event loop."""
 
     async def start(self) -> None:
-        """Take up the persisted state; raises StorageError, or what is wrong with the plan under way."""
+        """Take up the persisted state; raises StorageError, or what is wrong with the plan under way.
+
+        A plan that is over, or stopped, may be one of another release: the next one is started beside it.
+        """
         await self.groups.load()
         await self._loop.resume()
         self._last_seen = {item.silo: item.last_seen_unix_s for item in await self._threads.store(self._store.silos)}
@@ -21,7 +29,12 @@ class Federation(ForSilos, ForOperators):
         await self.held.load()
         await self.enrolment.resume()
         if (course := course_of(self._loop.state)) is not None:
-            await self._desk.opened(course.terms.plan)
+            try:
+                await self._desk.opened(course.terms.plan)
+            except PlanOfAnotherRelease as error:
+                if not isinstance(self._loop.state, (Finished, Stopped)):
+                    raise
+                _log.warning("plan of another release", plan=course.terms.plan, detail=str(error))
         self._changed()
 
     @property

@@ -53,7 +53,8 @@ class PlanShelf(Protocol):
         """Read, validate and digest the plan folder `name`, keep a copy; raises ConfigurationError naming the file."""
 
     def bundle(self, plan: Digest) -> PlanBundle:
-        """The kept copy; raises StateError when this digest was never compiled, IntegrityError when it was changed."""
+        """The kept copy; raises StateError when this digest was never compiled, PlanOfAnotherRelease, IntegrityError
+        when it was changed."""
 
 
 class ModelStore(Protocol):

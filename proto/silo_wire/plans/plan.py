@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from pydantic import ValidationError, model_validator
 
 from lorica_security.console.strict_toml import describe, parse_toml
-from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, masked_layout
 from silo_wire.plans.adapters import AdaptersSection, Turns, adapter_layout, fixed_layout
@@ -110,6 +110,10 @@ class Plan(PlanValues):
                 f"trains so much more than the others, the sum is its delta, and no silo allows more than "
                 f"{MOST_WORK_RATIO:g}-fold; bring the overrides together, or set secure_aggregation to false"
             )
+
+
+class PlanOfAnotherRelease(StateError):
+    """A plan that was kept as it was made, and that this release does not read: nothing more is done under it."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,20 @@ class PlanBundle:
         if len(set(names)) != len(names):
             raise MalformedMessage(f"plan bundle names a file twice: {names}")
         return cls(Plan.from_json(message.plan_json), {file.name: file.content for file in message.files})
+
+    @staticmethod
+    def is_of_another_release(raw: bytes, expected: Digest) -> bool:
+        """Whether `raw`, which does not decode, is whole, and its plan one that this release does not read."""
+        message = federation_pb2.PlanBundle()
+        try:
+            message.ParseFromString(raw)
+            if digest_of(message.plan_json) == expected:
+                Plan.from_json(message.plan_json)
+        except DecodeError:
+            return False
+        except MalformedMessage:
+            return True
+        return False
 
 
 def _require_adapters(layout: Layout, base: Layout, section: AdaptersSection) -> None:

@@ -48,6 +48,7 @@ from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.on_disk.log_file import segments
 from lorica_security.privacy.ledger import check_head, head_of
 from silo_wire.canonical import Digest
+from silo_wire.plans.plan import PlanOfAnotherRelease
 
 _STATE_LINE = re.compile(r"(?m)^state\s*=.*$")
 
@@ -219,4 +220,8 @@ def _plans_of(settings: Settings) -> list[str]:
 
 
 def _noise_is_made_here(settings: Settings, plan: Digest) -> bool:
-    return PlanShelf(settings.state_folder).bundle(plan).plan.noise_at == "coordinator"
+    """Or may be: a plan of another release, which this one does not read, is closed like those."""
+    try:
+        return PlanShelf(settings.state_folder).bundle(plan).plan.noise_at == "coordinator"
+    except PlanOfAnotherRelease:
+        return True

@@ -19,7 +19,7 @@ from lorica_coordinator.service.views.standing import Standing, standing
 from lorica_security.errors import AuthorisationError, ConfigurationError, StateError
 from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import Plan
+from silo_wire.plans.plan import Plan, PlanOfAnotherRelease
 
 T = TypeVar("T")
 
@@ -77,7 +77,10 @@ class ForOperators(FederationParts):
             return await asyncio.to_thread(collect, present)
 
     async def _kept_models(self, course: Course) -> frozenset[Digest]:
-        opened = await self._desk.opened(course.terms.plan)
+        try:
+            opened = await self._desk.opened(course.terms.plan)
+        except PlanOfAnotherRelease:
+            return frozenset({course.model, course.best_model})
         return frozenset({course.model, course.best_model, *await asyncio.to_thread(self.checks.bases, opened)})
 
     async def start_plan(self, name: str = "", *, leave: str = "") -> StartedPlan:
@@ -183,9 +186,13 @@ class ForOperators(FederationParts):
         )
 
     async def plan(self) -> Plan | None:
-        """The one under way, or that ran last; raises StateError or IntegrityError for its kept copy."""
+        """The one under way, or that ran last, if this release reads it; raises StateError or IntegrityError for its
+        kept copy."""
         course = course_of(self._loop.state)
-        return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
+        try:
+            return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
+        except PlanOfAnotherRelease:
+            return None
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
         """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is
