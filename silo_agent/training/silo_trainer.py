@@ -23,17 +23,17 @@ from lorica_security.noise.random_words import KEY_BYTES, RandomWords
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.data.batches import EncodedExamples, encode_examples
-from silo_agent.training.data.schema import serialise
 from silo_agent.training.data.serialisation import model_input
 from silo_agent.training.data.text_to_sql_data import SiloData, Split
 from silo_agent.training.data.views import View, other_views
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
-from silo_agent.training.evaluation import SameResult, evaluate
+from silo_agent.training.evaluation import Parts, SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
+from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.masked_vector import own_share
 from silo_agent.training.update.residual import Residuals
@@ -74,8 +74,16 @@ class SiloTrainer:
 
         `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None:
         drawn here.
+
+        Raises DataError for data that were read for another task.
         """
         self._plan = bundle.plan
+        self._task = task_named(bundle.plan.task.kind)
+        if data.task != self._task.name:
+            raise DataError(
+                f"the data of silo {silo} are of task {data.task}, the plan's is {self._task.name}: give the folder "
+                "of such data, or approve no such plan"
+            )
         self._layout = bundle.layout
         self._section = bundle.plan.training.for_silo(silo)
         self._data = data
@@ -85,7 +93,7 @@ class SiloTrainer:
         self._model = model or PlanModel(bundle, settings, base=base)
         self._schemas: dict[str, str] | None = None
         if self._section.schema_in_input:
-            self._schemas = {schema.db_id: serialise(schema) for schema in data.schemas}
+            self._schemas = {schema.db_id: self._task.shown(schema) for schema in data.schemas}
         self._encoded: dict[Split, EncodedExamples] = {}
 
     def encoded(self, split: Split) -> EncodedExamples:
@@ -104,7 +112,9 @@ class SiloTrainer:
     def _other_views(self) -> list[View]:
         """That private training makes of each record."""
         return other_views(
-            self._plan.privacy.augmentations, self._data.schemas if self._section.schema_in_input else None
+            self._plan.privacy.augmentations,
+            self._data.schemas if self._section.schema_in_input else None,
+            shown=self._task.shown,
         )
 
     def train(
@@ -259,6 +269,7 @@ class SiloTrainer:
         split: Literal["dev", "test"] = "dev",
         most: int | None = None,
         same_result: SameResult | None = None,
+        on_parts: Parts = lambda counts: None,
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
@@ -266,7 +277,8 @@ class SiloTrainer:
         `max_examples`.
 
         Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution
-        is counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
+        is counted where `same_result` is given (see evaluation.in_sandbox). `on_parts` hears what is the silo's own
+        (evaluation.py). Raises DataError for an empty split.
         """
         examples = self._data.split(split)
         if not examples:
@@ -279,11 +291,14 @@ class SiloTrainer:
             examples,
             self.encoded(split),
             self._chosen(split, section.max_examples if most is None else most),
+            task=self._task,
+            schemas={schema.db_id: schema for schema in self._data.schemas},
             split=split,
             batch_size=section.batch_size,
             beams=section.beams,
             max_output_tokens=self._section.max_output_tokens,
-            same_result=same_result if section.execution else None,
+            same_result=same_result if section.execution and self._task.executes else None,
+            on_parts=on_parts,
             on_progress=on_progress,
             should_stop=should_stop,
             clock=self._clock,
@@ -296,6 +311,11 @@ class SiloTrainer:
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
+        if self._data.task != "sql" and len(self._data.schemas) > 1:
+            raise DataError(
+                f"a question of task {self._data.task} is asked of one table, and the data of silo {self._silo} have "
+                f"{len(self._data.schemas)}: give a data folder with the lines of that table alone"
+            )
         (ids,) = self._model.tokenizer.encode(
             [model_input(question, self._schemas[self._data.schema.db_id] if self._schemas else None)]
         )

@@ -28,6 +28,7 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "tasks",
     "units",
     "views",
     "weight",

@@ -13,6 +13,7 @@ from silo_wire.plans.privacy import PrivacySection, Release
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
+from silo_wire.plans.sections.task import TaskSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable
 from silo_wire.weightings.weighting import Told
@@ -26,6 +27,7 @@ class PlanValues(Section):
     federation: NameText
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     model: ModelSection
+    task: TaskSection = TaskSection()
     schedule: ScheduleSection
     aggregation: AggregationSection = AggregationSection()
     wire: WireSection = WireSection()

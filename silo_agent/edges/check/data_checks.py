@@ -36,7 +36,7 @@ def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:
 
 def check_unit(sources: SiloSources, unit: str) -> str:
     try:
-        data = sources.data_for(unit, True)
+        data = sources.data_for(unit, True, sources.data().task)
     except UnitOwnsHalf as error:
         raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:

@@ -44,7 +44,7 @@ class OwnTraining:
         self._chosen = chosen
         assert chosen.method != "none", "the caller looks"
         with on_records():
-            data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
+            data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record", plan.task.kind)
             device = DeviceSettings(device=settings.training.device, threads=settings.training.threads)
             self._trainer = PersonalTrainer(
                 collected.bundle,

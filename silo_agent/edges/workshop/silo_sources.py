@@ -11,7 +11,8 @@ from lorica_security.host.files import make_private_folder
 from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
-from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, load_silo_data
+from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, first_keys
+from silo_agent.training.tasks.named import task_marked_by, task_named
 
 SHOWN_BAD_LINES = 20
 _BLOCK_BYTES = 1 << 20
@@ -24,22 +25,27 @@ class SiloSources:
         self._settings = settings
         self._scratch = scratch
         self._data: SiloData | None = None
-        self._read_for: tuple[str, bool] | None = None
+        self._read_for: tuple[str, bool, str] | None = None
 
     def data(self) -> SiloData:
-        """As it was read last; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
-        return self.data_for(*(self._read_for or ("", False)))
+        """As it was read last, at first for the task that its first line is of; raises DataError, also for more bad
+        lines than [data] max_bad_lines_share."""
+        if self._read_for is None:
+            return self.data_for("", False, task_marked_by(first_keys(self._folder())).name)
+        return self.data_for(*self._read_for)
 
-    def data_for(self, unit_field: str, private: bool) -> SiloData:
-        """Read once for plans that group lines alike; raises what `data` raises."""
-        if self._data is None or (unit_field, private) != self._read_for:
-            folder = self._settings.data.folder
-            if not folder:
-                raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
+    def data_for(self, unit_field: str, private: bool, task: str) -> SiloData:
+        """Read once for plans of one task that group lines alike; raises what `data` raises."""
+        if self._data is None or (unit_field, private, task) != self._read_for:
             limits = DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share)
-            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field, private=private)
-            self._read_for = unit_field, private
+            self._data = task_named(task).data(self._folder(), limits, unit_field=unit_field, private=private)
+            self._read_for = unit_field, private, task
         return self._data
+
+    def _folder(self) -> Path:
+        if not self._settings.data.folder:
+            raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
+        return Path(self._settings.data.folder)
 
     def summary(self) -> DataSummary:
         data = self.data()

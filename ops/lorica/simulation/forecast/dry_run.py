@@ -126,7 +126,7 @@ class _Bench:
     def tried(self, policy: SiloPolicy, sources: SiloSources) -> tuple[SiloCounts, SiloTimes]:
         """What one silo's data come to; raises what an agent's preparing, training and scoring raise."""
         plan = self._bundle.plan
-        data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
+        data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record", plan.task.kind)
         require_losses(plan, policy.silo, len(data.train))
         trainer = SiloTrainer(self._bundle, data, policy.silo, self._settings, model=self._model)
         splits = trainer.encoded("train"), trainer.encoded("dev")
