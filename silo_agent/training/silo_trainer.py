@@ -9,7 +9,8 @@ file the same way.
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,7 @@ from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
+from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
 from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.masked_vector import own_share
@@ -149,6 +151,12 @@ class SiloTrainer:
         bytes on a CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model,
         TrainingDiverged, TrainingStopped, StorageError where the update cannot be written.
         """
+        unlabelled = self._plan.semi_supervised.without_labels(self._silo)
+        if unlabelled == self._data.labelled:
+            raise DataError(
+                f"the data of silo {self._silo} were read with{'' if self._data.labelled else 'out'} labels, and the "
+                f"plan has it train with{'out' if unlabelled else ''} them: read them as the plan says"
+            )
         self._model.load(model_path, model, model_mark)
         trained = self._model.begin_training(round_number)
         parameters = list(trained.values())
@@ -157,21 +165,25 @@ class SiloTrainer:
         if self._plan.privacy.level == "record":
             summary = self._train_privately(parameters, on_progress=on_progress, should_stop=should_stop)
         else:
-            summary = train_locally(
-                self._model.t5,
-                parameters,
-                self.encoded("train"),
-                self._section,
-                seed=self._own_seed("train", round_number),
-                sample=self._loss_sample(round_number),
-                round_parameters=(self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None),
-                checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
-                if checkpoint_path
-                else None,
-                on_progress=on_progress,
-                should_stop=should_stop,
-                clock=self._clock,
-            )
+            with self._student_of(parameters) if unlabelled else nullcontext() as objective:
+                summary = train_locally(
+                    self._model.t5,
+                    parameters,
+                    self.encoded("train"),
+                    self._section,
+                    seed=self._own_seed("train", round_number),
+                    sample=self._loss_sample(round_number),
+                    round_parameters=(
+                        self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None
+                    ),
+                    checkpoint=self._checkpoint(checkpoint_path, checkpoint_every_s, round_number, model, on_notice)
+                    if checkpoint_path
+                    else None,
+                    on_progress=on_progress,
+                    should_stop=should_stop,
+                    clock=self._clock,
+                    objective=objective,
+                )
             summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         written = write_update(
@@ -184,6 +196,13 @@ class SiloTrainer:
             resting={spec.name for spec in self._model.parameters.specs} - trained.keys(),
         )
         return LocalUpdate(summary=summary, manifest=written.manifest, delta_norm=written.norm, mark=written.mark)
+
+    @contextmanager
+    def _student_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[Consistency]:
+        """Of a silo without labels: within, the model has the student's dropout."""
+        section = self._plan.semi_supervised
+        with dropout_of(self._model.t5, section.student_dropout):
+            yield Consistency(self._model.t5, parameters, self.encoded("train"), self._section, section)
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.tiny_t5 import bundle_of, random_model, write_model
 
 from lorica_security.errors import DataError, MalformedMessage
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.settings import Settings
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData
@@ -524,5 +524,5 @@ def test_a_silos_folder_is_read_for_the_task_of_its_lines(folder: Path) -> None:
     sources = SiloSources(Settings.model_validate({"data": {"folder": str(folder)}}), scratch=folder / "scratch")
     assert (sources.summary().train_examples, sources.data().task, sources.database()) == (10, "wikisql", None)
     with pytest.raises(DataError, match=r"schema\.json is missing"):
-        sources.data_for("", False, "sql")
-    assert sources.data_for("", True, "wikisql").task == "wikisql"
+        sources.data_for(Reading(task="sql"))
+    assert sources.data_for(Reading(private=True, task="wikisql")).task == "wikisql"

@@ -15,7 +15,8 @@ class PlanTerms:
 
     `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
     own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy. `cohort_size` silos are
-    drawn for a round, 0: all that are ready.
+    drawn for a round, 0: all that are ready. A model is compared with others by scores of `least_scores` silos, 0: of
+    `min_silos`.
     """
 
     federation: FederationName
@@ -38,6 +39,7 @@ class PlanTerms:
     record_level: bool = False
     silo_level: bool = False
     cohort_size: int = 0
+    least_scores: int = 0
 
     @property
     def shows_single_silos(self) -> bool:

@@ -33,6 +33,8 @@ def scores(
         sources = SiloSources(
             settings_of(folder, device=settings.device, threads=settings.threads), work / "scratch" / silo
         )
+        if not sources.data().labelled:
+            continue
         trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
         target = sources.database()
         with ExitStack() as open_here:

@@ -41,7 +41,7 @@ _LATER_KEYS: Final = {
     "schedule": frozenset({"cohort_size"}),
     "training": frozenset({"steps"}),
 }
-_LATER_SECTIONS: Final = ("task",)
+_LATER_SECTIONS: Final = ("task", "semi_supervised")
 
 
 class Plan(PlanValues):

@@ -13,6 +13,7 @@ from silo_wire.plans.privacy import PrivacySection, Release
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 from silo_wire.plans.sections.task import TaskSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable
@@ -31,6 +32,7 @@ class PlanValues(Section):
     schedule: ScheduleSection
     aggregation: AggregationSection = AggregationSection()
     wire: WireSection = WireSection()
+    semi_supervised: SemiSupervisedSection = SemiSupervisedSection()
     adapters: AdaptersSection = AdaptersSection()
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
@@ -87,6 +89,12 @@ class PlanValues(Section):
     def gradient_reach(self) -> float:
         """Of joint noise: how many records of the largest gradient the range of a silo's sum has room for."""
         return self.aggregation.delta_bound * self.privacy.expected_batch_size / self.training.max_grad_norm
+
+    @property
+    def least_scores(self) -> int:
+        """Silos whose scores make a model comparable with others; 0: `min_silos`. Where some silos have no labels, how
+        many have is not said beforehand: one."""
+        return 1 if self.semi_supervised.unlabelled else 0
 
     @property
     def timetable(self) -> Timetable:

@@ -11,10 +11,10 @@ from pathlib import Path
 import structlog
 import torch
 
-from lorica_security.errors import DataError, LoricaError, StateError, StorageError
+from lorica_security.errors import DataError, LoricaError, PolicyRefusal, StateError, StorageError
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.silo.effects import MaskVector
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.rounds.update import TrainingStopped
@@ -89,7 +89,7 @@ class Workshop:
         self._bundle = self._trainer = None  # two models need not be in memory
         with on_records():
             privacy = bundle.plan.privacy
-            data = self._sources.data_for(privacy.unit_field, privacy.level == "record", bundle.plan.task.kind)
+            data = self._sources.data_for(Reading.of(bundle.plan, self._policy.silo))
             self._policy.check_epochs(bundle.plan, len(data.train))
             require_losses(bundle.plan, self._policy.silo, len(data.train))
             if bundle.plan.releases_of_round:
@@ -189,6 +189,10 @@ class Workshop:
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
         trainer = self._of(bundle)
+        if bundle.plan.semi_supervised.without_labels(self._policy.silo):
+            raise PolicyRefusal(
+                "labels", "this silo has no labels in this plan: its scores are those of silos that have some"
+            )
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
         with on_records():

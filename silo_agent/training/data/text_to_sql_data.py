@@ -29,8 +29,8 @@ class UnitOwnsHalf(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not
-    read."""
+    """One question; `query` is empty where the silo has no labels. `unit` is whom it belongs to, where a plan groups
+    lines; keys beyond these are not read."""
 
     id: str
     question: str
@@ -66,7 +66,7 @@ class SiloData:
     of `schema`.
 
     `further_schemas` are those of other databases that questions are asked of. `task` is the one that they were read
-    for (silo_agent.training.tasks).
+    for (silo_agent.training.tasks). Without labels every `query` is empty, and there is nothing but `train`.
     """
 
     train: tuple[Example, ...]
@@ -77,6 +77,7 @@ class SiloData:
     bad_lines: tuple[BadLine, ...]
     further_schemas: tuple[Schema, ...] = ()
     task: str = "sql"
+    labelled: bool = True
 
     @property
     def schemas(self) -> tuple[Schema, ...]:
@@ -93,14 +94,20 @@ class SiloData:
 
 
 def load_silo_data(
-    folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+    folder: Path,
+    limits: DataLimits | None = None,
+    *,
+    unit_field: str = "",
+    private: bool = False,
+    labelled: bool = True,
 ) -> SiloData:
     """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the
     limit.
 
     With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For
     `private` training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf
-    for `private` training on lines of which one unit has half or more.
+    for `private` training on lines of which one unit has half or more. Without labels, `query` of a line is not
+    looked at, whatever it is, and neither are the files of dev and test.
     """
     limits = limits or DataLimits()
     require_folder(folder, SCHEMA_FILE)
@@ -109,9 +116,10 @@ def load_silo_data(
     splits = read_splits(
         folder,
         limits,
-        lambda value, grouped_by: _example(value, databases, grouped_by),
+        lambda value, grouped_by: _example(value, databases, grouped_by, labelled=labelled),
         unit_field=unit_field,
         private=private,
+        labelled=labelled,
     )
     return SiloData(
         train=splits.train,
@@ -121,6 +129,7 @@ def load_silo_data(
         database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
         bad_lines=splits.bad_lines,
         further_schemas=tuple(further),
+        labelled=labelled,
     )
 
 
@@ -149,12 +158,18 @@ class Splits:
     bad_lines: tuple[BadLine, ...]
 
 
-def read_splits(folder: Path, limits: DataLimits, form: LineForm, *, unit_field: str, private: bool) -> Splits:
-    """Every line of train, dev and test as `form` has it; keywords and errors as of `load_silo_data`."""
+def read_splits(
+    folder: Path, limits: DataLimits, form: LineForm, *, unit_field: str, private: bool, labelled: bool
+) -> Splits:
+    """Every line of train, and with labels of dev and test, as `form` has it; keywords and errors as of
+    `load_silo_data`."""
     seen: dict[str, str] = {}
     bad: list[BadLine] = []
     splits: dict[Split, tuple[Example, ...]] = {}
     for name in SPLITS:
+        if name != "train" and not labelled:
+            splits[name] = ()
+            continue
         path = _one_of(folder, f"{name}.jsonl", f"{name}.jsonl.gz")
         if path is None:
             if name == "test":
@@ -281,8 +296,9 @@ def _object(raw: bytes | None, limits: DataLimits) -> Mapping[str, object]:
     return value
 
 
-def _example(value: Mapping[str, object], databases: Set[str], unit_field: str) -> Example:
-    id_, question, query, named = (text_of(value, key) for key in ("id", "question", "query", "db_id"))
+def _example(value: Mapping[str, object], databases: Set[str], unit_field: str, *, labelled: bool) -> Example:
+    id_, question, named = (text_of(value, key) for key in ("id", "question", "db_id"))
+    query = text_of(value, "query") if labelled else ""
     example = Example(id_, question, query, named, unit_of(value, unit_field))
     if example.db_id not in databases:
         known = _short(", ".join(sorted(databases)))

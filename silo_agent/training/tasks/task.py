@@ -29,11 +29,21 @@ class Task(Protocol):
     def executes(self) -> bool:
         """Whether its answers run on a silo's database."""
 
+    @property
+    def label(self) -> str:
+        """The key of a line that is not read of silos without labels."""
+
     def marked_by(self, keys: Set[str]) -> bool:
         """Whether a line with these keys is of this task, as far as keys tell."""
 
     def data(
-        self, folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+        self,
+        folder: Path,
+        limits: DataLimits | None = None,
+        *,
+        unit_field: str = "",
+        private: bool = False,
+        labelled: bool = True,
     ) -> SiloData:
         """The examples in `folder`, whose `query` is what the model is to answer; keywords and errors as of
         `load_silo_data`."""

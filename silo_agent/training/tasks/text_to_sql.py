@@ -17,14 +17,21 @@ class TextToSql:
     name: str = "sql"
     metrics: tuple[str, ...] = ("exact_match",)
     executes: bool = True
+    label: str = "query"
 
     def marked_by(self, keys: Set[str]) -> bool:
         return "db_id" in keys
 
     def data(
-        self, folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+        self,
+        folder: Path,
+        limits: DataLimits | None = None,
+        *,
+        unit_field: str = "",
+        private: bool = False,
+        labelled: bool = True,
     ) -> SiloData:
-        return load_silo_data(folder, limits, unit_field=unit_field, private=private)
+        return load_silo_data(folder, limits, unit_field=unit_field, private=private, labelled=labelled)
 
     def shown(self, schema: Schema) -> str:
         return serialise(schema)

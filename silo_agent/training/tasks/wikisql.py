@@ -50,12 +50,19 @@ class WikiSql:
     name: str = "wikisql"
     metrics: tuple[str, ...] = METRICS
     executes: bool = False
+    label: str = "sql"
 
     def marked_by(self, keys: Set[str]) -> bool:
         return {"header", "types"} <= keys
 
     def data(
-        self, folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+        self,
+        folder: Path,
+        limits: DataLimits | None = None,
+        *,
+        unit_field: str = "",
+        private: bool = False,
+        labelled: bool = True,
     ) -> SiloData:
         require_folder(folder)
         if (folder / SCHEMA_FILE).exists():
@@ -68,12 +75,14 @@ class WikiSql:
         def example(value: Mapping[str, object], grouped_by: str) -> Example:
             schema = _table(value)
             id_, question = text_of(value, "id"), text_of(value, "question")
-            query = _query_text(value, schema)
+            query = _query_text(value, schema) if labelled else ""
             unit = unit_of(value, grouped_by)
             schemas.setdefault(schema.db_id, schema)
             return Example(id_, question, query, schema.db_id, unit)
 
-        splits = read_splits(folder, limits or DataLimits(), example, unit_field=unit_field, private=private)
+        splits = read_splits(
+            folder, limits or DataLimits(), example, unit_field=unit_field, private=private, labelled=labelled
+        )
         first, *further = schemas.values()
         return SiloData(
             train=splits.train,
@@ -84,6 +93,7 @@ class WikiSql:
             bad_lines=splits.bad_lines,
             further_schemas=tuple(further),
             task=self.name,
+            labelled=labelled,
         )
 
     def shown(self, schema: Schema) -> str:
