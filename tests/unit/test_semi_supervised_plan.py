@@ -11,6 +11,7 @@ from unit.test_wire_plan import plan_value
 from lorica_coordinator.plans.plan_text import plan_text
 from lorica_coordinator.service.plan_desk import terms_of
 from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import SiloName
 from silo_agent.commands.plan_review import settings
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
@@ -118,4 +119,7 @@ def test_people_who_approve_the_plan_see_it() -> None:
 
 
 def test_models_are_compared_by_the_scores_of_one_silo_with_labels() -> None:
-    assert (terms_of(plan()).least_scores, terms_of(Plan.model_validate(plan_value())).least_scores) == (1, 0)
+    terms, of_all = terms_of(plan()), terms_of(Plan.model_validate(plan_value()))
+    silos = [SiloName(name) for name in ("clinic", "lab", "ward-1")]
+    assert (terms.least_scores, terms.scored(silos)) == (1, ("clinic",))
+    assert (of_all.least_scores, of_all.scored(silos)) == (of_all.min_silos, ("clinic", "lab", "ward-1"))

@@ -42,7 +42,7 @@ def terms_of(plan: Plan) -> PlanTerms:
         record_level=plan.privacy.level == "record",
         silo_level=plan.privacy.level == "silo",
         cohort_size=schedule.cohort_size,
-        least_scores=plan.least_scores,
+        without_labels=tuple(plan.semi_supervised.unlabelled),
     )
 
 

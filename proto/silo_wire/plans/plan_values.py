@@ -91,12 +91,6 @@ class PlanValues(Section):
         return self.aggregation.delta_bound * self.privacy.expected_batch_size / self.training.max_grad_norm
 
     @property
-    def least_scores(self) -> int:
-        """Silos whose scores make a model comparable with others; 0: `min_silos`. Where some silos have no labels, how
-        many have is not said beforehand: one."""
-        return 1 if self.semi_supervised.unlabelled else 0
-
-    @property
     def timetable(self) -> Timetable:
         return Timetable(
             rounds=self.schedule.rounds,

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from silo_wire.plans.plan_values import PlanValues
-from silo_wire.plans.sections.semi_supervised import ALL_THAT_BEGIN_SO, SemiSupervisedSection
+from silo_wire.plans.sections.named_silos import ALL_THAT_BEGIN_SO
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 from silo_wire.weightings.equal import EQUAL
 from silo_wire.weightings.size import SIZE
 

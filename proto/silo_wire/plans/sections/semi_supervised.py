@@ -7,8 +7,7 @@ from pydantic import Field, field_validator
 from lorica_security.console.strict_toml import Section
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import NAME_RULE, silo_name
-
-ALL_THAT_BEGIN_SO = "*"
+from silo_wire.plans.sections.named_silos import ALL_THAT_BEGIN_SO, is_among
 
 
 class SemiSupervisedSection(Section):
@@ -41,6 +40,4 @@ class SemiSupervisedSection(Section):
 
     def without_labels(self, silo: str) -> bool:
         """Whether the silo of this name trains without labels."""
-        return any(
-            silo.startswith(one[:-1]) if one.endswith(ALL_THAT_BEGIN_SO) else silo == one for one in self.unlabelled
-        )
+        return is_among(silo, self.unlabelled)
