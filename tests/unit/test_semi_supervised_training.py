@@ -22,7 +22,7 @@ from lorica_security.identifiers import SiloName
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import Workshop
 from silo_agent.policy.silo_policy import SiloPolicy
-from silo_agent.rounds.update import TrainingStopped
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.service.ports import RoundModel
 from silo_agent.settings import Settings
 from silo_agent.training.data.batches import EncodedExamples
@@ -202,6 +202,18 @@ def test_work_that_is_called_off_stops_between_tokens_with_the_student_in_place(
     with pytest.raises(TrainingStopped):
         objective.add_gradient([[0, 1, 2]], lambda: next(asked))
     assert all(map(torch.equal, model.parameters(), before))
+
+
+@pytest.mark.parametrize("least", [0.0, 0.5])
+def test_a_round_model_that_overflows_ends_the_training_and_no_more(tmp_path: Path, least: float) -> None:
+    """Whoever runs the rounds chooses it, and with it what the teacher answers: of such a model nothing, of no
+    confidence at all."""
+    model = random_model(3)
+    with torch.no_grad():
+        model.decoder.final_layer_norm.weight.fill_(3e38)
+    data = load_silo_data(written(tmp_path / "data"), labelled=False)
+    with pytest.raises(TrainingDiverged):
+        trained(plan(model, min_confidence=least), model, data, tmp_path / "out")
 
 
 def test_dropout_is_the_students_for_as_long_as_it_trains() -> None:

@@ -7,7 +7,7 @@ by step, and what was done for the same model, data and settings is not done aga
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lorica_security.errors import DataError, StorageError
+from lorica_security.errors import StorageError
 from silo_agent.edges.personal.own_models import Collected, OwnModels, read_model
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, Which, completion
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
@@ -44,11 +44,6 @@ class OwnTraining:
         self._chosen = chosen
         assert chosen.method != "none", "the caller looks"
         with on_records():
-            if plan.semi_supervised.without_labels(policy.silo):
-                raise DataError(
-                    f"silo {policy.silo} has no labels in plan {plan.name}, and a model of its own learns from labels: "
-                    'set [personal] method = "none" in silo.toml'
-                )
             data = sources.data_for(Reading.of(plan, policy.silo))
             device = DeviceSettings(device=settings.training.device, threads=settings.training.threads)
             self._trainer = PersonalTrainer(
