@@ -64,6 +64,15 @@ def shared_text2sql() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def shared_wikisql() -> Path:
+    """WikiSQL's re-split; a test that needs it is skipped, saying so, where it is missing."""
+    folder = Path(os.environ.get("LORICA_SHARED_DATA", REPOSITORY.parent / "shared" / "data")) / "wikisql"
+    if not folder.is_dir():
+        pytest.skip(f"WikiSQL's questions are not at {folder}: set LORICA_SHARED_DATA to the folder of theirs")
+    return folder
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules with slow tests begin first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

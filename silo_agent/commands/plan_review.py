@@ -44,7 +44,9 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
 
     return {
         "schedule": {**about(plan.schedule), "seed": plan.seed},
+        "task": about(plan.task),
         "training": about(plan.training, "overrides"),
+        "semi_supervised": about(plan.semi_supervised) if plan.semi_supervised.unlabelled else {"unlabelled": []},
         "adapters": {**about(plan.adapters), "train": plan.adapters.train} if plan.adapters.rank else {"rank": 0},
         "wire": about(plan.wire),
         "privacy": about(plan.privacy) if plan.privacy.level != "none" else {"level": "none"},

@@ -33,7 +33,7 @@ from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
 
-FORMAT = 2
+FORMAT = 3
 """To be raised with the file's layout, and when local training comes to other bits from the same plan and data."""
 BLOCK_BYTES = 4 << 20
 _METADATA, _CONTENT, _DIGEST = "__metadata__", "checkpoint", "digest"
@@ -65,7 +65,8 @@ class TrainingIdentity:
 class TrainingState:
     """Where a local training stands after a whole epoch; the tensors are training's own, not copies.
 
-    `optimizer` is the state of torch's state_dict, by the parameter's index; `random` holds uint8 states, on the CPU.
+    `optimizer` is the state of torch's state_dict, by the parameter's index; `random` holds uint8 states, on the CPU;
+    `kept` is what the objective remembers, such as a teacher's parameters.
     """
 
     epochs: int
@@ -75,6 +76,7 @@ class TrainingState:
     parameters: Sequence[torch.Tensor]
     optimizer: Mapping[int, Mapping[str, torch.Tensor | float]]
     random: Mapping[str, torch.Tensor]
+    kept: Sequence[torch.Tensor] = ()
 
 
 class CheckpointFile:
@@ -205,6 +207,8 @@ def _named(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"optimizer.{index}.{name}", value
     for name, value in state.random.items():
         yield f"random.{name}", value
+    for index, value in enumerate(state.kept):
+        yield f"kept.{index}", value
 
 
 def _header(training: TrainingIdentity, state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -255,6 +259,7 @@ def _read(file: FileIO, training: TrainingIdentity, device: torch.device) -> Tra
         int(index): dict(numbers) for index, numbers in content["optimizer"].items()
     }
     random: dict[str, torch.Tensor] = {}
+    kept: list[torch.Tensor] = []
     for name, entry in entries.items():
         tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
         for block in _blocks(_bytes_of(tensor)):
@@ -266,6 +271,8 @@ def _read(file: FileIO, training: TrainingIdentity, device: torch.device) -> Tra
                 optimizer[int(index)][key] = tensor.to(device)
             case ["random", key]:
                 random[key] = tensor
+            case ["kept", _]:
+                kept.append(tensor.to(device))
     return TrainingState(
         epochs=content["epochs"],
         steps=content["steps"],
@@ -274,6 +281,7 @@ def _read(file: FileIO, training: TrainingIdentity, device: torch.device) -> Tra
         parameters=parameters,
         optimizer=optimizer,
         random=random,
+        kept=kept,
     )
 
 

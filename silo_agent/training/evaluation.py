@@ -1,7 +1,11 @@
-"""The global model's score on a held-out split: exact matches, loss per token, execution accuracy where a database is
-given."""
+"""The global model's score on a held-out split: right answers, loss per token, execution accuracy where a database is
+given.
 
-from collections.abc import Callable, Sequence
+An answer that is right as a whole counts as an exact match, and that count alone is in what leaves a silo. What is
+right in part, where a task knows parts, goes to `on_parts` and no further than this machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -9,16 +13,20 @@ import torch
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.sql_sandbox import ExecutionOutcome, Sandbox, execution_match
 from silo_agent.training.data.batches import EncodedExamples, collate, sorted_batches
-from silo_agent.training.data.serialisation import exact_match
+from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import Example
 from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.generation import generated
 from silo_agent.training.model.model import T5
 from silo_agent.training.task_loss import encoded_inputs, summed_loss
+from silo_agent.training.tasks.task import Task
 from silo_wire.messages import Evaluation
 
 SameResult = Callable[[str, str], bool | None]
 """(gold SQL, predicted SQL) -> whether both give the same result; None where the gold query itself cannot run."""
+
+Parts = Callable[[Mapping[str, int]], None]
+"""Hears of how many answers each metric of the task was right, under its name."""
 
 
 def in_sandbox(box: Sandbox) -> SameResult:
@@ -39,19 +47,23 @@ def evaluate(
     encoded: EncodedExamples,
     chosen: Sequence[int],
     *,
+    task: Task,
+    schemas: Mapping[str, Schema],
     split: Literal["dev", "test"],
     batch_size: int,
     beams: int,
     max_output_tokens: int,
     same_result: SameResult | None,
+    on_parts: Parts,
     on_progress: Callable[[float], None],
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> Evaluation:
     """Score the examples at indices `chosen`, in float32 whatever the plan's training precision.
 
-    `encoded` runs beside `examples`. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged
-    where the model's loss is not finite, DataError where the database is out of reach.
+    `encoded` runs beside `examples`; `schemas` are those that they ask of, by id. Raises TrainingStopped soon after
+    `should_stop()` turns true, TrainingDiverged where the model's loss is not finite, DataError where the database is
+    out of reach.
     """
     began = clock()
     model.eval()
@@ -76,10 +88,15 @@ def evaluate(
             if should_stop():
                 raise TrainingStopped
             results.append(same_result(examples[index].query, predicted))
+    right = [
+        task.right(text, examples[index].query, schemas[examples[index].db_id]) for index, text in predictions.items()
+    ]
+    counts = {name: sum(truths) for name, truths in zip(task.metrics, zip(*right, strict=True), strict=True)}
+    on_parts(counts)
     return Evaluation(
         split=split,
         examples=len(predictions),
-        exact_matches=sum(exact_match(text, examples[index].query) for index, text in predictions.items()),
+        exact_matches=counts[task.metrics[0]],
         executed=sum(result is not None for result in results),
         execution_matches=sum(result is True for result in results),
         loss_per_token=loss_sum / tokens,

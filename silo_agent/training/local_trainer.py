@@ -12,6 +12,7 @@ each is the mean over all target tokens of its window, and the last window ends 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -34,6 +35,19 @@ Progress = Callable[[float, float], None]
 """Called after each optimizer step with the fraction done (0 to 1) and the effective batch's task loss."""
 
 
+class Objective(Protocol):
+    """What optimizer steps lower in place of the task loss."""
+
+    def add_gradient(self, group: Iterable[list[int]], should_stop: Callable[[], bool]) -> tuple[float, int]:
+        """As `accumulate_gradient`: the gradient of the mean over tokens; the summed loss, and the number of tokens."""
+
+    def stepped(self) -> None:
+        """The optimizer has made a step."""
+
+    def kept(self) -> Sequence[torch.Tensor]:
+        """What it remembers from step to step, in a fixed order: part of the checkpoint."""
+
+
 def train_locally(
     model: T5,
     parameters: Sequence[nn.Parameter],
@@ -48,15 +62,16 @@ def train_locally(
     on_progress: Progress,
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
+    objective: Objective | None = None,
 ) -> TrainingSummary:
     """Train `model` in place on all of `examples` for `section.epochs`, or for `section.steps` optimizer steps; the
     epochs that `checkpoint` holds are not repeated.
 
     `sample`: the examples whose loss is evaluated before and after; None where losses are logged. `parameters` are the
     model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone; `correction`, in
-    that order too, is what is added to each gradient. Data order and dropout depend on `seed` alone; the process's
-    random state is left as it was. Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a
-    loss or gradient that is not finite.
+    that order too, is what is added to each gradient. `objective` is what is trained for in place of the task loss.
+    Data order and dropout depend on `seed` alone; the process's random state is left as it was. Raises TrainingStopped
+    soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
     """
     began = clock()
     # Of the round model, therefore before a checkpoint takes its place.
@@ -65,12 +80,13 @@ def train_locally(
     generator = begun(torch.Generator(), seed)
     optimizer = local_optimizer(section, parameters)
     steps = optimizer_steps(len(examples), section)
+    kept = () if objective is None else objective.kept()
     epoch, step, earlier_s, log = 0, 0, 0.0, LossLog.empty(section.loss_log_steps)
     model.train()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         begin_all(seed)
         if checkpoint is not None and (state := checkpoint.load(device)) is not None:
-            _take_over(state, parameters, optimizer, generator)
+            _take_over(state, parameters, optimizer, generator, kept)
             epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log
             del state  # or its copy of the parameters would stay
         while step < steps:
@@ -78,7 +94,10 @@ def train_locally(
             for start in range(0, len(batches), section.gradient_accumulation)[: steps - step]:
                 group = batches[start : start + section.gradient_accumulation]
                 optimizer.zero_grad()
-                loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop)
+                if objective is None:
+                    loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop)
+                else:
+                    loss_sum, tokens = objective.add_gradient(group, should_stop)
                 if not math.isfinite(loss_sum):
                     raise _diverged("loss", loss_sum, step, steps, section)
                 _add_proximal_term(parameters, round_parameters, section.fedprox_mu)
@@ -90,6 +109,8 @@ def train_locally(
                 for settings in optimizer.param_groups:
                     settings["lr"] = section.learning_rate * factor
                 optimizer.step()
+                if objective is not None:
+                    objective.stepped()
                 step += 1
                 if section.loss_reduction == "as_published":
                     log.add_as_published(
@@ -112,6 +133,7 @@ def train_locally(
                         parameters=parameters,
                         optimizer=optimizer.state_dict()["state"],
                         random=_random_states(generator, device),
+                        kept=kept if objective is None else objective.kept(),
                     )
                 )
     optimizer.zero_grad()
@@ -146,9 +168,10 @@ def _take_over(
     parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
+    kept: Sequence[torch.Tensor],
 ) -> None:
     with torch.no_grad():
-        for parameter, value in zip(parameters, state.parameters, strict=True):
+        for parameter, value in zip((*parameters, *kept), (*state.parameters, *state.kept), strict=True):
             parameter.copy_(value)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state.optimizer})
     generator.set_state(state.random["order"])

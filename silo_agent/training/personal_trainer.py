@@ -19,7 +19,7 @@ from typing import Literal
 
 from torch import nn
 
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.checkpoint import CheckpointFile, examples_digest, training_identity
 from silo_agent.training.data.batches import EncodedExamples
@@ -79,7 +79,12 @@ class PersonalTrainer:
         *,
         base: RoundModel | None = None,
     ) -> None:
-        """Raises what PlanModel does."""
+        """Raises what PlanModel does, and DataError for data that were read without labels."""
+        if not data.labelled:
+            raise DataError(
+                f"silo {silo} has no labels in plan {bundle.plan.name}, and models of its own learn from labels: set "
+                '[personal] method = "none" in silo.toml'
+            )
         self._bundle, self._silo, self._own = bundle, silo, own
         self._model = PlanModel(bundle, settings, base=base)
         self._trainer = SiloTrainer(bundle, data, silo, settings, model=self._model)

@@ -9,7 +9,8 @@ file the same way.
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,18 +24,19 @@ from lorica_security.noise.random_words import KEY_BYTES, RandomWords
 from silo_agent.service.ports import Notice, RoundModel
 from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.data.batches import EncodedExamples, encode_examples
-from silo_agent.training.data.schema import serialise
 from silo_agent.training.data.serialisation import model_input
 from silo_agent.training.data.text_to_sql_data import SiloData, Split
 from silo_agent.training.data.views import View, other_views
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
-from silo_agent.training.evaluation import SameResult, evaluate
+from silo_agent.training.evaluation import Parts, SameResult, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
+from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
 from silo_agent.training.update.masked_vector import own_share
@@ -76,8 +78,16 @@ class SiloTrainer:
 
         `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None:
         drawn here.
+
+        Raises DataError for data that were read for another task.
         """
         self._plan = bundle.plan
+        self._task = task_named(bundle.plan.task.kind)
+        if data.task != self._task.name:
+            raise DataError(
+                f"the data of silo {silo} are of task {data.task}, the plan's is {self._task.name}: give the folder "
+                "of such data, or approve no such plan"
+            )
         self._layout = bundle.layout
         self._section = bundle.plan.training.for_silo(silo)
         self._data = data
@@ -87,7 +97,7 @@ class SiloTrainer:
         self._model = model or PlanModel(bundle, settings, base=base)
         self._schemas: dict[str, str] | None = None
         if self._section.schema_in_input:
-            self._schemas = {schema.db_id: serialise(schema) for schema in data.schemas}
+            self._schemas = {schema.db_id: self._task.shown(schema) for schema in data.schemas}
         self._encoded: dict[Split, EncodedExamples] = {}
 
     def encoded(self, split: Split) -> EncodedExamples:
@@ -106,7 +116,9 @@ class SiloTrainer:
     def _other_views(self) -> list[View]:
         """That private training makes of each record."""
         return other_views(
-            self._plan.privacy.augmentations, self._data.schemas if self._section.schema_in_input else None
+            self._plan.privacy.augmentations,
+            self._data.schemas if self._section.schema_in_input else None,
+            shown=self._task.shown,
         )
 
     def train(
@@ -142,6 +154,12 @@ class SiloTrainer:
         bytes on a CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model,
         TrainingDiverged, TrainingStopped, StorageError where the update cannot be written.
         """
+        unlabelled = self._plan.semi_supervised.without_labels(self._silo)
+        if unlabelled == self._data.labelled:
+            raise DataError(
+                f"the data of silo {self._silo} were read with{'' if self._data.labelled else 'out'} labels, and the "
+                f"plan has it train with{'out' if unlabelled else ''} them: read them as the plan says"
+            )
         self._model.load(model_path, model, model_mark)
         trained = self._model.begin_training(round_number)
         parameters = list(trained.values())
@@ -151,33 +169,36 @@ class SiloTrainer:
         if self._plan.privacy.level == "record":
             summary = self._train_privately(parameters, on_progress=on_progress, should_stop=should_stop)
         else:
-            summary = train_locally(
-                self._model.t5,
-                parameters,
-                self.encoded("train"),
-                self._section,
-                seed=self._own_seed("train", round_number),
-                sample=self._loss_sample(round_number),
-                round_parameters=(self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None),
-                correction=(
-                    None
-                    if states is None
-                    else states.correction(
-                        included_update,
-                        self._model.reader(model_path, model),
-                        names=trained.keys(),
-                        device=self._model.device,
-                    )
-                ),
-                checkpoint=self._checkpoint(
-                    checkpoint_path, checkpoint_every_s, round_number, model, included_update, on_notice
+            correction = None
+            if states is not None:
+                correction = states.correction(
+                    included_update,
+                    self._model.reader(model_path, model),
+                    names=trained.keys(),
+                    device=self._model.device,
                 )
-                if checkpoint_path
-                else None,
-                on_progress=on_progress,
-                should_stop=should_stop,
-                clock=self._clock,
-            )
+            with self._student_of(parameters) if unlabelled else nullcontext() as objective:
+                summary = train_locally(
+                    self._model.t5,
+                    parameters,
+                    self.encoded("train"),
+                    self._section,
+                    seed=self._own_seed("train", round_number),
+                    sample=self._loss_sample(round_number),
+                    round_parameters=(
+                        self._model.mapped(model_path, model, trained) if self._section.fedprox_mu else None
+                    ),
+                    correction=correction,
+                    checkpoint=self._checkpoint(
+                        checkpoint_path, checkpoint_every_s, round_number, model, included_update, on_notice
+                    )
+                    if checkpoint_path
+                    else None,
+                    on_progress=on_progress,
+                    should_stop=should_stop,
+                    clock=self._clock,
+                    objective=objective,
+                )
             summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         written = write_update(
@@ -208,6 +229,13 @@ class SiloTrainer:
             server_rate=self._plan.aggregation.server_learning_rate,
             work=self._section.steps * self._section.learning_rate,
         )
+
+    @contextmanager
+    def _student_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[Consistency]:
+        """Of a silo without labels: within, the model has the student's dropout."""
+        section = self._plan.semi_supervised
+        with dropout_of(self._model.t5, section.student_dropout):
+            yield Consistency(self._model.t5, parameters, self.encoded("train"), self._section, section)
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation
@@ -293,6 +321,7 @@ class SiloTrainer:
         split: Literal["dev", "test"] = "dev",
         most: int | None = None,
         same_result: SameResult | None = None,
+        on_parts: Parts = lambda counts: None,
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
@@ -300,7 +329,8 @@ class SiloTrainer:
         `max_examples`.
 
         Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution
-        is counted where `same_result` is given (see evaluation.in_sandbox). Raises DataError for an empty split.
+        is counted where `same_result` is given (see evaluation.in_sandbox). `on_parts` hears what is the silo's own
+        (evaluation.py). Raises DataError for an empty split.
         """
         examples = self._data.split(split)
         if not examples:
@@ -313,11 +343,14 @@ class SiloTrainer:
             examples,
             self.encoded(split),
             self._chosen(split, section.max_examples if most is None else most),
+            task=self._task,
+            schemas={schema.db_id: schema for schema in self._data.schemas},
             split=split,
             batch_size=section.batch_size,
             beams=section.beams,
             max_output_tokens=self._section.max_output_tokens,
-            same_result=same_result if section.execution else None,
+            same_result=same_result if section.execution and self._task.executes else None,
+            on_parts=on_parts,
             on_progress=on_progress,
             should_stop=should_stop,
             clock=self._clock,
@@ -330,6 +363,11 @@ class SiloTrainer:
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
+        if self._data.task != "sql" and len(self._data.schemas) > 1:
+            raise DataError(
+                f"a question of task {self._data.task} is asked of one table, and the data of silo {self._silo} have "
+                f"{len(self._data.schemas)}: give a data folder with the lines of that table alone"
+            )
         (ids,) = self._model.tokenizer.encode(
             [model_input(question, self._schemas[self._data.schema.db_id] if self._schemas else None)]
         )

@@ -22,19 +22,19 @@ def previous_tokens(model: T5, labels: torch.Tensor) -> torch.Tensor:
 
 def summed_loss(model: T5, batch: Batch, encoded: torch.Tensor | None = None) -> torch.Tensor:
     """Sum over all target tokens of the batch, a scalar in float32; padding costs no work in the output layer."""
-    logits, targets = _of_targets(model, batch, encoded)
+    logits, targets = target_logits(model, batch, encoded)
     return functional.cross_entropy(logits, targets, reduction="sum")
 
 
 def example_means(model: T5, batch: Batch) -> torch.Tensor:
     """The mean over each example's own target tokens, shape (B,), float32."""
-    logits, targets = _of_targets(model, batch, None)
+    logits, targets = target_logits(model, batch, None)
     losses = functional.cross_entropy(logits, targets, reduction="none")
     tokens = (batch.labels != IGNORED).sum(dim=1)
     return torch.stack([own.mean() for own in torch.split(losses, tokens.tolist())])
 
 
-def _of_targets(model: T5, batch: Batch, encoded: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def target_logits(model: T5, batch: Batch, encoded: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits in float32 and labels of all target tokens, row by row."""
     if encoded is None:
         encoded = encoded_inputs(model, batch)

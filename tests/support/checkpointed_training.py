@@ -2,6 +2,7 @@
 
     python -m tests.support.checkpointed_training FOLDER OPTIMIZER FAULT
 
+OPTIMIZER may be `ema` as well: that of the plan, at a silo without labels, with such a teacher.
 FAULT is none, `file-size:BYTES` (RLIMIT_FSIZE), or where the process sends itself SIGKILL: `step:N` right after
 optimizer step N of this process, `writing:N` when its checkpoint N is whole but not yet renamed, `trained` after the
 last epoch. One JSON record a line on stdout: each step's fraction, each notice, the update's summary.
@@ -13,7 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,25 @@ TRAINING: dict[str, Any] = {
 
 
 class SiloFiles:
-    """One silo's round: the model's file, where its update goes, and its checkpoint's."""
+    """One silo's round: the model's file, where its update goes, and its checkpoint's. `teacher`: of a silo without
+    labels."""
 
-    def __init__(self, folder: Path, **training: Any) -> None:
+    def __init__(self, folder: Path, *, teacher: str = "", **training: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model = random_model()
-        self.bundle = bundle_of(model, training={**TRAINING, **training})
+        without = {
+            "aggregation": {"weighting": "equal"},
+            "semi_supervised": {"unlabelled": ["clinic"], "order": "together", "teacher": teacher},
+        }
+        self.bundle = bundle_of(model, training={**TRAINING, **training}, **(without if teacher else {}))
         self.model, self.update, self.checkpoint = (folder / name for name in ("model", "update", "round.checkpoint"))
         self.manifest = write_model(model, self.model)
 
     def trainer(self, name: str = "clinic", pairs: list[tuple[str, str]] = PAIRS) -> SiloTrainer:
-        return SiloTrainer(self.bundle, silo_data(pairs), name, DeviceSettings(device="cpu", threads=1))
+        data = silo_data(pairs)
+        if self.bundle.plan.semi_supervised.without_labels(name):
+            data = replace(data, train=tuple(replace(one, query="") for one in data.train), labelled=False)
+        return SiloTrainer(self.bundle, data, name, DeviceSettings(device="cpu", threads=1))
 
     def train(self, trainer: SiloTrainer, *, round_number: int = 1, **how: Any) -> Any:
         return trainer.train(
@@ -79,6 +88,10 @@ def _trained_and_died(*given: Any, **named: Any) -> None:
     _die()
 
 
+def settings_of(optimizer: str) -> dict[str, Any]:
+    return {"teacher": optimizer} if optimizer == "ema" else {"optimizer": optimizer}
+
+
 def main(folder: str, optimizer: str, fault: str) -> None:
     def tell(**record: object) -> None:
         print(json.dumps(record), flush=True)
@@ -98,7 +111,7 @@ def main(folder: str, optimizer: str, fault: str) -> None:
             os.replace = dying_at(int(number), os.replace)
         case "trained":
             silo_trainer.train_locally = _trained_and_died
-    silo = SiloFiles(Path(folder), optimizer=optimizer)
+    silo = SiloFiles(Path(folder), **settings_of(optimizer))
     update = silo.train(
         silo.trainer(), on_progress=on_progress, on_notice=lambda event, detail: tell(notice=event, detail=detail)
     )

@@ -29,9 +29,11 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "tasks",
     "units",
     "views",
     "weight",
+    "without_labels",
 }
 AUDIT = sorted((ROOT / "ops/lorica/privacy_audit").rglob("*.py"))
 PLANTED = ("entries that were edited", "max_weight that cuts nothing", "invitations that never expire")

@@ -212,6 +212,12 @@ def test_adapters_are_refused_where_there_is_no_room_for_them(tmp_path: Path) ->
     assert all(whole), "nothing stays frozen"
 
 
+def test_without_labels_there_are_no_own_models() -> None:
+    without = replace(silo_data([(question, "") for question, _ in PAIRS]), labelled=False)
+    with pytest.raises(DataError, match=r'has no labels in plan test.*\[personal\] method = "none"'):
+        PersonalTrainer(bundle_of(random_model(0), **PLAN), without, "clinic", CPU, OWN)
+
+
 def test_the_local_model_makes_as_many_steps_as_the_whole_plan() -> None:
     own = trainer()
     assert (own.local().section.epochs, own.local().section.fedprox_mu) == (4 * 2, 0.0)

@@ -67,5 +67,15 @@ def test_a_silo_has_changed_with_its_examples_or_its_schema_not_with_its_packing
 def test_a_schema_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = silo(tmp_path / "bees")
     (folder / "schema.json").unlink()
-    with pytest.raises(DataError, match=r"bees/schema\.json cannot be read: No such file"):
+    (folder / "schema.json").mkdir()
+    with pytest.raises(DataError, match=r"bees/schema\.json cannot be read: Is a directory"):
         remember({SiloName("bees"): folder}, tmp_path)
+
+
+def test_data_whose_lines_have_a_table_each_have_no_schema_until_they_have_one(tmp_path: Path) -> None:
+    silos = {SiloName("bees"): silo(tmp_path / "bees")}
+    (tmp_path / "bees" / "schema.json").unlink()
+    remember(silos, tmp_path)
+    assert changed(silos, tmp_path) == []
+    (tmp_path / "bees" / "schema.json").write_bytes(b"[]")
+    assert changed(silos, tmp_path) == ["bees"]

@@ -26,7 +26,7 @@ from silo_agent.training.checkpoint import CheckpointFile, TrainingIdentity, Tra
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
 from silo_wire.canonical import Digest
-from tests.support.checkpointed_training import EPOCHS, PAIRS, STEPS_PER_EPOCH, SiloFiles
+from tests.support.checkpointed_training import EPOCHS, PAIRS, STEPS_PER_EPOCH, SiloFiles, settings_of
 from tests.support.warm_processes import WarmProcesses
 
 pytestmark = pytest.mark.slow
@@ -44,6 +44,7 @@ SETTINGS: list[dict[str, Any]] = [
         "loss_reduction": "logged",
     },
     {"optimizer": "adafactor", "precision": "bfloat16", "max_grad_norm": 0.0, "loss_reduction": "as_published"},
+    {"teacher": "ema"},
 ]
 
 
@@ -205,6 +206,7 @@ def within_command(within: tuple[str, ...], module: str, arguments: list[str]) -
     [
         ("adamw", f"step:{STEPS_PER_EPOCH + 2}", STEPS_PER_EPOCH + 2, STEPS_PER_EPOCH),
         ("adafactor", f"step:{STEPS_PER_EPOCH + 2}", STEPS_PER_EPOCH + 2, STEPS_PER_EPOCH),
+        ("ema", f"step:{STEPS_PER_EPOCH + 2}", STEPS_PER_EPOCH + 2, STEPS_PER_EPOCH),
         ("adamw", "writing:1", STEPS_PER_EPOCH, 0),
         ("adamw", "writing:2", 2 * STEPS_PER_EPOCH, STEPS_PER_EPOCH),
         ("adamw", "trained", STEPS, 2 * STEPS_PER_EPOCH),
@@ -213,7 +215,7 @@ def within_command(within: tuple[str, ...], module: str, arguments: list[str]) -
 def test_a_killed_process_and_its_successor_do_what_an_undisturbed_one_does(
     tmp_path: Path, undisturbed: Callable[..., Watched], optimizer: str, fault: str, done_before: int, kept: int
 ) -> None:
-    whole = undisturbed(optimizer=optimizer)
+    whole = undisturbed(**settings_of(optimizer))
     folder = tmp_path / "silo"
     killed = Process(folder, optimizer, fault)
     assert (killed.returncode, len(killed.steps)) == (-signal.SIGKILL, done_before), killed.errors
@@ -250,6 +252,7 @@ STATE = TrainingState(
     parameters=[torch.arange(6.0).reshape(2, 3), torch.tensor([0.1]).bfloat16()],
     optimizer={0: {"step": 5, "RMS": torch.tensor(0.3), "exp_avg": torch.ones(2, 3)}, 1: {}},
     random={"cpu": torch.get_rng_state()},
+    kept=[torch.arange(4.0), torch.tensor([[0.25]])],
 )
 
 
@@ -297,6 +300,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(torch.as_tensor(state.optimizer[0]["exp_avg"]), torch.ones(2, 3))
     assert state.optimizer[1] == {}
     assert torch.equal(state.random["cpu"], STATE.random["cpu"])
+    assert all(map(torch.equal, state.kept, STATE.kept))
+    assert len(state.kept) == len(STATE.kept)
     assert notices == ["training-resumed: after epoch 1, optimizer step 5"]
 
 

@@ -13,7 +13,7 @@ from silo_wire.plans.sections.model import ModelSection
 from silo_wire.weightings.named import WEIGHTINGS
 
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
-_HEADING = re.compile(r"\[([a-z.]+)\]")
+_HEADING = re.compile(r"\[([a-z_.]+)\]")
 _WEIGHTINGS, _REDUCERS = "# WEIGHTINGS\n", "# REDUCERS\n"
 _WIDTH = 118  # and "# " before each line
 

@@ -1,10 +1,12 @@
 """What the round machine needs to know of a plan, and nothing more."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lorica_security.identifiers import FederationName
+from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT
 from silo_wire.canonical import Digest
+from silo_wire.plans.sections.named_silos import is_among
 from silo_wire.plans.timetable import Timetable
 
 
@@ -16,6 +18,7 @@ class PlanTerms:
     `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
     own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy. `cohort_size` silos are
     drawn for a round, 0: all that are ready. `corrects_drift`: silos go on with corrections that they made together.
+    `without_labels` are the silos that have no scores, as a plan names them.
     """
 
     federation: FederationName
@@ -39,6 +42,17 @@ class PlanTerms:
     silo_level: bool = False
     cohort_size: int = 0
     corrects_drift: bool = False
+    without_labels: tuple[str, ...] = ()
+
+    def scored(self, silos: Iterable[SiloName]) -> tuple[SiloName, ...]:
+        """Those of `silos` that can be asked for scores."""
+        return tuple(silo for silo in silos if not is_among(silo, self.without_labels))
+
+    @property
+    def least_scores(self) -> int:
+        """How many silos' scores make a model comparable with others. Where some silos have none, how many have is not
+        said beforehand: one."""
+        return 1 if self.without_labels else self.min_silos
 
     @property
     def shows_single_silos(self) -> bool:

@@ -43,6 +43,7 @@ def terms_of(plan: Plan) -> PlanTerms:
         silo_level=plan.privacy.level == "silo",
         cohort_size=schedule.cohort_size,
         corrects_drift=plan.corrects_drift,
+        without_labels=tuple(plan.semi_supervised.unlabelled),
     )
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _KEY_LINE = re.compile(r"(?:# )?([a-z_0-9]+) = \S.*")
-_HEADING = re.compile(r"\[([a-z.]+)\]")
+_HEADING = re.compile(r"\[([a-z_.]+)\]")
 _LIMITS: Final = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 

@@ -33,16 +33,28 @@ def scores(
         sources = SiloSources(
             settings_of(folder, device=settings.device, threads=settings.threads), work / "scratch" / silo
         )
+        if not sources.data().labelled:
+            continue
         trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
         target = sources.database()
         with ExitStack() as open_here:
             same = None if target is None else in_sandbox(open_here.enter_context(Sandbox(target, sources.limits())))
-            score = trainer.evaluate(model_path=best.file, model=best.manifest, split="test", most=0, same_result=same)
+            parts: dict[str, int] = {}
+            score = trainer.evaluate(
+                model_path=best.file,
+                model=best.manifest,
+                split="test",
+                most=0,
+                same_result=same,
+                on_parts=parts.update,
+            )
         found[silo] = {
             "examples": score.examples,
             "exact_match": score.exact_matches / score.examples,
             "loss_per_token": score.loss_per_token,
         }
+        if len(parts) > 1:
+            found[silo] |= {name: count / score.examples for name, count in parts.items()}
         if score.executed:
             found[silo] |= {
                 "executed": score.executed,

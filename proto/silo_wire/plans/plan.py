@@ -41,6 +41,7 @@ _LATER_KEYS: Final = {
     "schedule": frozenset({"cohort_size"}),
     "training": frozenset({"steps", "drift_correction"}),
 }
+_LATER_SECTIONS: Final = ("task", "semi_supervised")
 
 
 class Plan(PlanValues):
@@ -54,9 +55,13 @@ class Plan(PlanValues):
         return self
 
     def to_json(self) -> bytes:
-        """In canonical form. A key of `_LATER_KEYS` is left out where it has its default, so that plans made since
-        `training.loss_reduction` came, which is always written, keep their digests."""
+        """In canonical form. A key of `_LATER_KEYS` is left out where it has its default, and one of `_LATER_SECTIONS`
+        where all of it has, so that plans made since `training.loss_reduction` came, which is always written, keep
+        their digests."""
         values = self.model_dump(mode="json")
+        for section in _LATER_SECTIONS:
+            if getattr(self, section) == type(self).model_fields[section].default:
+                del values[section]
         for section, keys in _LATER_KEYS.items():
             defaults = type(getattr(self, section)).model_fields
             values[section] = {

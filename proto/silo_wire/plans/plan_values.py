@@ -14,6 +14,8 @@ from silo_wire.plans.privacy import PrivacySection, Release
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
+from silo_wire.plans.sections.task import TaskSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable
 from silo_wire.weightings.weighting import Told
@@ -27,9 +29,11 @@ class PlanValues(Section):
     federation: NameText
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     model: ModelSection
+    task: TaskSection = TaskSection()
     schedule: ScheduleSection
     aggregation: AggregationSection = AggregationSection()
     wire: WireSection = WireSection()
+    semi_supervised: SemiSupervisedSection = SemiSupervisedSection()
     adapters: AdaptersSection = AdaptersSection()
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()

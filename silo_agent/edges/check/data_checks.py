@@ -6,7 +6,7 @@ from lorica_security.console.preflight import Misconfigured, misconfigured
 from lorica_security.errors import DataError
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.misconfigurations import Mistake
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_agent.training.loss_log import logged_losses, require_losses
 from silo_wire.plans.plan import Plan
@@ -36,7 +36,7 @@ def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:
 
 def check_unit(sources: SiloSources, unit: str) -> str:
     try:
-        data = sources.data_for(unit, True)
+        data = sources.data_for(Reading(unit_field=unit, private=True, task=sources.data().task))
     except UnitOwnsHalf as error:
         raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from lorica_security.errors import StorageError
 from silo_agent.edges.personal.own_models import Collected, OwnModels, read_model
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, Which, completion
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import on_records
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import Cancelled, Notice, RoundModel
@@ -44,7 +44,7 @@ class OwnTraining:
         self._chosen = chosen
         assert chosen.method != "none", "the caller looks"
         with on_records():
-            data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
+            data = sources.data_for(Reading.of(plan, policy.silo))
             device = DeviceSettings(device=settings.training.device, threads=settings.training.threads)
             self._trainer = PersonalTrainer(
                 collected.bundle,

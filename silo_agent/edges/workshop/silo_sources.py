@@ -3,18 +3,42 @@
 import gzip
 import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from lorica_security.errors import DataError, StorageError
 from lorica_security.host.files import make_private_folder
+from lorica_security.identifiers import SiloName
 from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
-from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, load_silo_data
+from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, first_keys
+from silo_agent.training.tasks.named import task_marked_by, task_named
+from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
+from silo_wire.plans.plan import Plan
 
 SHOWN_BAD_LINES = 20
 _BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a plan has a silo's lines read."""
+
+    unit_field: str = ""
+    private: bool = False
+    task: str = TEXT_TO_SQL.name
+    labelled: bool = True
+
+    @classmethod
+    def of(cls, plan: Plan, silo: SiloName) -> "Reading":
+        return cls(
+            unit_field=plan.privacy.unit_field,
+            private=plan.privacy.level == "record",
+            task=plan.task.kind,
+            labelled=not plan.semi_supervised.without_labels(silo),
+        )
 
 
 class SiloSources:
@@ -24,22 +48,37 @@ class SiloSources:
         self._settings = settings
         self._scratch = scratch
         self._data: SiloData | None = None
-        self._read_for: tuple[str, bool] | None = None
+        self._read_for: Reading | None = None
 
     def data(self) -> SiloData:
-        """As it was read last; raises DataError, also for more bad lines than [data] max_bad_lines_share."""
-        return self.data_for(*(self._read_for or ("", False)))
+        """As it was read last, at first for what its first line is; raises DataError, also for more bad lines than
+        [data] max_bad_lines_share."""
+        return self.data_for(self._read_for or self._at_first())
 
-    def data_for(self, unit_field: str, private: bool) -> SiloData:
-        """Read once for plans that group lines alike; raises what `data` raises."""
-        if self._data is None or (unit_field, private) != self._read_for:
-            folder = self._settings.data.folder
-            if not folder:
-                raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
-            limits = DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share)
-            self._data = load_silo_data(Path(folder), limits, unit_field=unit_field, private=private)
-            self._read_for = unit_field, private
+    def data_for(self, reading: Reading) -> SiloData:
+        """Read once for plans that have it read alike; raises what `data` raises."""
+        if self._data is None or reading != self._read_for:
+            self._data = task_named(reading.task).data(
+                self._folder(),
+                DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share),
+                unit_field=reading.unit_field,
+                private=reading.private,
+                labelled=reading.labelled,
+            )
+            self._read_for = reading
         return self._data
+
+    def _at_first(self) -> Reading:
+        """Without a plan: a folder whose first line has no answer, and that has no dev split, is one without labels."""
+        keys = first_keys(self._folder())
+        task = task_marked_by(keys)
+        held_out = any((self._folder() / name).exists() for name in ("dev.jsonl", "dev.jsonl.gz"))
+        return Reading(task=task.name, labelled=held_out or not keys or task.label in keys)
+
+    def _folder(self) -> Path:
+        if not self._settings.data.folder:
+            raise DataError("no data folder is given: use --data DIR, or set [data] folder in silo.toml")
+        return Path(self._settings.data.folder)
 
     def summary(self) -> DataSummary:
         data = self.data()

@@ -4,17 +4,17 @@ The only edge that imports torch, so commands import it when they train or answe
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 import torch
 
-from lorica_security.errors import DataError, LoricaError, StateError, StorageError
+from lorica_security.errors import DataError, LoricaError, PolicyRefusal, StateError, StorageError
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.silo.effects import MaskVector
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.rounds.update import TrainingStopped
@@ -36,6 +36,7 @@ from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
+from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import write_no_delta
 from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
@@ -88,7 +89,7 @@ class Workshop:
         self._bundle = self._trainer = None  # two models need not be in memory
         with on_records():
             privacy = bundle.plan.privacy
-            data = self._sources.data_for(privacy.unit_field, privacy.level == "record")
+            data = self._sources.data_for(Reading.of(bundle.plan, self._policy.silo))
             self._policy.check_epochs(bundle.plan, len(data.train))
             require_losses(bundle.plan, self._policy.silo, len(data.train))
             if bundle.plan.releases_of_round:
@@ -188,6 +189,10 @@ class Workshop:
         self, *, bundle: PlanBundle, model: RoundModel, progress: Progress, cancelled: Cancelled
     ) -> Evaluation:
         trainer = self._of(bundle)
+        if bundle.plan.semi_supervised.without_labels(self._policy.silo):
+            raise PolicyRefusal(
+                "labels", "this silo has no labels in this plan: its scores are those of silos that have some"
+            )
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
         with on_records():
@@ -196,6 +201,7 @@ class Workshop:
                     model_path=model.file,
                     model=model.manifest,
                     model_mark=model.mark,
+                    on_parts=_tell_parts,
                     on_progress=progress,
                     should_stop=cancelled,
                 )
@@ -205,6 +211,7 @@ class Workshop:
                     model=model.manifest,
                     model_mark=model.mark,
                     same_result=in_sandbox(box),
+                    on_parts=_tell_parts,
                     on_progress=progress,
                     should_stop=cancelled,
                 )
@@ -232,11 +239,18 @@ class Workshop:
         return self._trainer
 
     def _executes(self, bundle: PlanBundle) -> bool:
-        return bundle.plan.evaluation.execution and self._policy.rules.allow_execution
+        executes = task_named(bundle.plan.task.kind).executes
+        return executes and bundle.plan.evaluation.execution and self._policy.rules.allow_execution
 
     def _device(self) -> DeviceSettings:
         training = self._settings.training
         return DeviceSettings(device=training.device, threads=training.threads)
+
+
+def _tell_parts(counts: Mapping[str, int]) -> None:
+    """To this silo's own log: of these the coordinator is told the first alone, as exact matches."""
+    if len(counts) > 1:
+        _log.info("answers-right", **counts)
 
 
 @contextmanager

@@ -94,7 +94,9 @@ def encode_examples(
     inputs = tokenizer.encode(
         [model_input(example.question, schemas[example.db_id] if schemas else None) for example in examples]
     )
-    targets = tokenizer.encode([example.query for example in examples])
+    # Without labels no target, not that of an empty text: nothing can be trained on it by mistake.
+    of_labels = iter(tokenizer.encode([example.query for example in examples if example.query]))
+    targets = [next(of_labels) if example.query else [] for example in examples]
     return EncodedExamples(
         inputs=cut(inputs),
         targets=tuple(np.asarray(tokenizer.cut(ids, max_output_tokens), dtype=np.int32) for ids in targets),

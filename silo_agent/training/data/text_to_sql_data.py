@@ -8,7 +8,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ class UnitOwnsHalf(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One labelled question. `unit` is whom it belongs to, where a plan groups lines; keys beyond these are not
-    read."""
+    """One question; `query` is empty where the silo has no labels. `unit` is whom it belongs to, where a plan groups
+    lines; keys beyond these are not read."""
 
     id: str
     question: str
@@ -65,7 +65,8 @@ class SiloData:
     """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use),
     of `schema`.
 
-    `further_schemas` are those of other databases that questions are asked of.
+    `further_schemas` are those of other databases that questions are asked of. `task` is the one that they were read
+    for (silo_agent.training.tasks). Without labels every `query` is empty, and there is nothing but `train`.
     """
 
     train: tuple[Example, ...]
@@ -75,6 +76,8 @@ class SiloData:
     database: Path | None
     bad_lines: tuple[BadLine, ...]
     further_schemas: tuple[Schema, ...] = ()
+    task: str = "sql"
+    labelled: bool = True
 
     @property
     def schemas(self) -> tuple[Schema, ...]:
@@ -91,24 +94,82 @@ class SiloData:
 
 
 def load_silo_data(
-    folder: Path, limits: DataLimits | None = None, *, unit_field: str = "", private: bool = False
+    folder: Path,
+    limits: DataLimits | None = None,
+    *,
+    unit_field: str = "",
+    private: bool = False,
+    labelled: bool = True,
 ) -> SiloData:
     """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the
     limit.
 
     With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For
     `private` training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf
-    for `private` training on lines of which one unit has half or more.
+    for `private` training on lines of which one unit has half or more. Without labels, `query` of a line is not
+    looked at, whatever it is, and neither are the files of dev and test.
     """
     limits = limits or DataLimits()
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: give the one that holds train.jsonl, dev.jsonl and {SCHEMA_FILE}")
+    require_folder(folder, SCHEMA_FILE)
     schema, *further = _schemas(folder / SCHEMA_FILE, limits)
     databases = {schema.db_id, *(other.db_id for other in further)}
+    splits = read_splits(
+        folder,
+        limits,
+        lambda value, grouped_by: _example(value, databases, grouped_by, labelled=labelled),
+        unit_field=unit_field,
+        private=private,
+        labelled=labelled,
+    )
+    return SiloData(
+        train=splits.train,
+        dev=splits.dev,
+        test=splits.test,
+        schema=schema,
+        database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
+        bad_lines=splits.bad_lines,
+        further_schemas=tuple(further),
+        labelled=labelled,
+    )
+
+
+def require_folder(folder: Path, *beside: str) -> None:
+    """Raise DataError where there is no such folder; `beside` are the files that it has beside its splits."""
+    if not folder.is_dir():
+        *first, last = ("train.jsonl", "dev.jsonl", *beside)
+        raise DataError(f"{folder} is not a folder: give the one that holds {', '.join(first)} and {last}")
+
+
+LineForm = Callable[[Mapping[str, object], str], Example]
+"""(a line's object, the key that says whose it is or "") -> its example; raises LineFault."""
+
+
+class LineFault(ValueError):
+    """What is wrong with a line, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """The examples of a folder's files, and the lines that were left out of all of them."""
+
+    train: tuple[Example, ...]
+    dev: tuple[Example, ...]
+    test: tuple[Example, ...]
+    bad_lines: tuple[BadLine, ...]
+
+
+def read_splits(
+    folder: Path, limits: DataLimits, form: LineForm, *, unit_field: str, private: bool, labelled: bool
+) -> Splits:
+    """Every line of train, and with labels of dev and test, as `form` has it; keywords and errors as of
+    `load_silo_data`."""
     seen: dict[str, str] = {}
     bad: list[BadLine] = []
     splits: dict[Split, tuple[Example, ...]] = {}
     for name in SPLITS:
+        if name != "train" and not labelled:
+            splits[name] = ()
+            continue
         path = _one_of(folder, f"{name}.jsonl", f"{name}.jsonl.gz")
         if path is None:
             if name == "test":
@@ -118,20 +179,24 @@ def load_silo_data(
         known = {} if private and name == "train" else seen
         grouped_by = unit_field if name == "train" else ""
         splits[name], of_file = _read_split(
-            path, databases, known, limits, grouped_by, distinct=not (private and name == "train")
+            path, form, known, limits, grouped_by, distinct=not (private and name == "train")
         )
         bad.extend(of_file)
         if private and grouped_by:
             _check_units(path, splits[name], grouped_by)
-    return SiloData(
-        train=splits["train"],
-        dev=splits["dev"],
-        test=splits["test"],
-        schema=schema,
-        database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
-        bad_lines=tuple(bad),
-        further_schemas=tuple(further),
-    )
+    return Splits(train=splits["train"], dev=splits["dev"], test=splits["test"], bad_lines=tuple(bad))
+
+
+def first_keys(folder: Path) -> Set[str]:
+    """The keys of the first line of train that is not blank; none where there is no such line."""
+    path = _one_of(folder, "train.jsonl", "train.jsonl.gz")
+    if path is None:
+        return frozenset()
+    limits = DataLimits()
+    try:
+        return next((_object(raw, limits).keys() for _, raw in _lines(path, limits)), frozenset())
+    except LineFault:
+        return frozenset()
 
 
 def _check_units(path: Path, examples: tuple[Example, ...], unit_field: str) -> None:
@@ -166,17 +231,17 @@ def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
 
 
 def _read_split(
-    path: Path, databases: Set[str], seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
+    path: Path, form: LineForm, seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
 ) -> tuple[tuple[Example, ...], list[BadLine]]:
     """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
     examples: list[Example] = []
     bad: list[BadLine] = []
     for number, raw in _lines(path, limits):
         try:
-            example = _example(raw, databases, limits, unit_field)
+            example = form(_object(raw, limits), unit_field)
             if distinct and example.id in seen:
-                raise _BadLine(f"id {_short(example.id)} stands already at {seen[example.id]}")
-        except _BadLine as error:
+                raise LineFault(f"id {_short(example.id)} stands already at {seen[example.id]}")
+        except LineFault as error:
             bad.append(BadLine(path, number, str(error)))
             continue
         seen[example.id] = f"{path.name}:{number}"
@@ -217,48 +282,57 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path} cannot be read ({error}): correct or replace it") from error
 
 
-class _BadLine(ValueError):
-    pass
-
-
-def _example(raw: bytes | None, databases: Set[str], limits: DataLimits, unit_field: str) -> Example:
+def _object(raw: bytes | None, limits: DataLimits) -> Mapping[str, object]:
     if raw is None:
-        raise _BadLine(f"longer than {limits.max_line_bytes} bytes")
+        raise LineFault(f"longer than {limits.max_line_bytes} bytes")
     try:
         value = json.loads(raw.decode())
     except UnicodeDecodeError as error:
-        raise _BadLine(f"not UTF-8 at byte {error.start}") from error
+        raise LineFault(f"not UTF-8 at byte {error.start}") from error
     except (ValueError, RecursionError) as error:
-        raise _BadLine(f"not JSON: {error}") from error
+        raise LineFault(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise _BadLine(f"a {type(value).__name__}, expected an object")
-    id_, question, query, named = (_text(value, key) for key in ("id", "question", "query", "db_id"))
-    example = Example(id_, question, query, named, _unit(value, unit_field) if unit_field else "")
+        raise LineFault(f"a {type(value).__name__}, expected an object")
+    return value
+
+
+def _example(value: Mapping[str, object], databases: Set[str], unit_field: str, *, labelled: bool) -> Example:
+    id_, question, named = (text_of(value, key) for key in ("id", "question", "db_id"))
+    query = text_of(value, "query") if labelled else ""
+    example = Example(id_, question, query, named, unit_of(value, unit_field))
     if example.db_id not in databases:
         known = _short(", ".join(sorted(databases)))
-        raise _BadLine(f"db_id {_short(example.db_id)} is not the {known} of {SCHEMA_FILE}")
+        raise LineFault(f"db_id {_short(example.db_id)} is not the {known} of {SCHEMA_FILE}")
     return example
 
 
-def _unit(value: dict[str, object], key: str) -> str:
-    """A number stands for itself: patients often have one."""
+def unit_of(value: Mapping[str, object], key: str) -> str:
+    """Whom a line belongs to, by its key; empty where `key` is. A number stands for itself: patients often have one."""
+    if not key:
+        return ""
     number = value.get(key)
-    return str(number) if type(number) is int else _text(value, key)
+    return str(number) if type(number) is int else text_of(value, key)
 
 
-def _text(value: dict[str, object], key: str) -> str:
+def text_of(value: Mapping[str, object], key: str) -> str:
+    """Text that is not empty; raises LineFault."""
     if key not in value:
-        raise _BadLine(f"key {key} is missing")
+        raise LineFault(f"key {key} is missing")
     text = value[key]
     if not isinstance(text, str):
-        raise _BadLine(f"{key} is a {type(text).__name__}, expected text")
+        raise LineFault(f"{key} is a {type(text).__name__}, expected text")
     if not text.strip():
-        raise _BadLine(f"{key} is empty")
+        raise LineFault(f"{key} is empty")
+    require_characters(text, key)
+    return text
+
+
+def require_characters(text: str, key: str) -> None:
+    """Raise LineFault for text that UTF-8 has no bytes for."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _BadLine(f"{key} holds half of a surrogate pair") from error
-    return text
+        raise LineFault(f"{key} holds half of a surrogate pair") from error
 
 
 def _short(text: str) -> str:

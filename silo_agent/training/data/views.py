@@ -7,7 +7,7 @@ record than the record does. The words are public text, made for English questio
 it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -49,10 +49,13 @@ class View:
         return model_input(question, self.schemas[example.db_id] if self.schemas else None)
 
 
-def other_views(count: int, schemas: Sequence[Schema] | None) -> list[View]:
-    """So many views less the record itself; `count` is at most one more than there are WORDINGS."""
+def other_views(
+    count: int, schemas: Sequence[Schema] | None, *, shown: Callable[[Schema], str] = serialise
+) -> list[View]:
+    """So many views less the record itself; `count` is at most one more than there are WORDINGS. `shown` is what of a
+    schema stands behind the question."""
     return [
-        View(wording, None if schemas is None else {one.db_id: serialise(_reordered(one, number)) for one in schemas})
+        View(wording, None if schemas is None else {one.db_id: shown(_reordered(one, number)) for one in schemas})
         for number, wording in enumerate(WORDINGS[: count - 1], start=1)
     ]
 

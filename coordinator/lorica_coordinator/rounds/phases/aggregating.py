@@ -45,8 +45,9 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     effects.append(RetainModels.of(course))
     if result.last and state.round < course.terms.rounds:  # of a plan that has no evaluations
         return Finished(course=course, reason=SPENT), tuple(effects)
-    if course.terms.evaluation_due(state.round):
-        after, further = enter_evaluating(course, state.round, state.attempt, state.silos, event.now)
+    scored = course.terms.scored(state.silos) if course.terms.evaluation_due(state.round) else ()
+    if scored:
+        after, further = enter_evaluating(course, state.round, state.attempt, scored, event.now)
     else:
         after, further = next_round(course, state.round, event.now)
     return after, (*effects, *further)

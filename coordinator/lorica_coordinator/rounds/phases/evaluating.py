@@ -60,7 +60,7 @@ def _close_evaluation(state: Evaluating, now: float) -> Step:
     course = state.course
     evaluations = [report.evaluation for report in state.reports]
     score = BestModel.scored(course.model, state.round, evaluations) if evaluations else None
-    counted = len(evaluations) >= course.terms.min_silos
+    counted = len(evaluations) >= course.terms.least_scores
     is_best = score is not None and counted and score.beats(course.best)
     if is_best:
         course = replace(course, best=score)

@@ -65,7 +65,9 @@ def gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
 def _open(course: Course, opening: Opening, now: float) -> Step:
     present = course.ready - _left_out(course, opening)
     if opening.task is Task.EVALUATION:
-        return enter_evaluating(course, opening.round, opening.attempt, cohort_of(present), now)
+        if scored := course.terms.scored(cohort_of(present)):
+            return enter_evaluating(course, opening.round, opening.attempt, scored, now)
+        return next_round(course, opening.round, now)
     cohort = cohort_of(drawn(course, opening.round, opening.attempt, present))
     state = Collecting(
         course=opened_with(course, cohort, opening.attempt),

@@ -23,7 +23,7 @@ from lorica_coordinator.plans.plan_folder import compile_plan
 from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica_security.errors import LoricaError, StateError
 from lorica_security.identifiers import SiloName
-from silo_agent.edges.workshop.silo_sources import SiloSources
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import RoundModel
@@ -126,7 +126,7 @@ class _Bench:
     def tried(self, policy: SiloPolicy, sources: SiloSources) -> tuple[SiloCounts, SiloTimes]:
         """What one silo's data come to; raises what an agent's preparing, training and scoring raise."""
         plan = self._bundle.plan
-        data = sources.data_for(plan.privacy.unit_field, plan.privacy.level == "record")
+        data = sources.data_for(Reading.of(plan, policy.silo))
         require_losses(plan, policy.silo, len(data.train))
         trainer = SiloTrainer(self._bundle, data, policy.silo, self._settings, model=self._model)
         splits = trainer.encoded("train"), trainer.encoded("dev")

@@ -57,7 +57,7 @@ def measured(
         torch.cuda.reset_peak_memory_stats(model.device)
     beside_s, step_s = _training(trainer, plan, round_model, work, clock)
     example_s = 0.0
-    if evaluations_of(plan):
+    if evaluations_of(plan) and trainer.encoded("dev"):  # none where the silo has no labels
         model.load(round_model.file, round_model.manifest, round_model.mark)  # which does not grow with the examples
         example_s = _scoring(trainer, plan, round_model, sources if executes else None, clock)
     peak = torch.cuda.max_memory_allocated(model.device) if on_gpu else memory_bytes(os.getpid())[1]

@@ -6,6 +6,7 @@ from silo_wire.plans.contradictions.drift import of_drift_correction
 from silo_wire.plans.contradictions.masks import of_masks
 from silo_wire.plans.contradictions.privacy import of_privacy
 from silo_wire.plans.contradictions.robust import of_reducer
+from silo_wire.plans.contradictions.semi_supervised import of_semi_supervised
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.robust import MEAN
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE
@@ -33,6 +34,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     if plan.aggregation.secure_aggregation:
         yield from of_masks(plan)
     yield from of_privacy(plan)
+    yield from of_semi_supervised(plan)
 
 
 def _of_the_share_cap(plan: PlanValues) -> Iterator[str]:

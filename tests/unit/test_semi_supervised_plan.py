@@ -1,0 +1,130 @@
+"""`[semi_supervised]` of a plan: which silos it names, and what is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.tiny_t5 import bundle_of, random_model
+from unit.test_wire_plan import plan_value
+
+from lorica_coordinator.plans.plan_text import plan_text
+from lorica_coordinator.service.plan_desk import terms_of
+from lorica_security.errors import MalformedMessage
+from lorica_security.identifiers import SiloName
+from silo_agent.commands.plan_review import settings
+from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
+
+TOGETHER = {"unlabelled": ["ward-*", "lab"], "order": "together"}
+
+
+def plan(section: dict[str, Any] | None = None, **more: Any) -> Plan:
+    value = plan_value()
+    sections = {"aggregation": {**value.get("aggregation", {}), "weighting": "equal"}, **more}
+    return Plan.model_validate({**value, **sections, "semi_supervised": TOGETHER if section is None else section})
+
+
+def refusal(section: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        plan(section, **more)
+    return str(caught.value)
+
+
+def test_silos_are_named_by_name_or_by_how_they_begin() -> None:
+    section = plan().semi_supervised
+    assert [
+        name for name in ("ward-1", "ward-", "ward", "lab", "lab-2", "my-ward-1") if section.without_labels(name)
+    ] == [
+        "ward-1",
+        "ward-",
+        "lab",
+    ]
+    assert not SemiSupervisedSection().without_labels("lab")
+
+
+@pytest.mark.parametrize("name", ["", "Ward", "ward-**", "w*rd", "ward 1", "../x", "-*"])
+def test_what_is_no_silo_name_is_refused(name: str) -> None:
+    assert "is neither a silo name nor the beginning of one" in refusal({**TOGETHER, "unlabelled": [name]})
+
+
+@pytest.mark.parametrize(
+    ("section", "more", "said"),
+    [
+        ({"unlabelled": ["lab"]}, {}, '[semi_supervised] order = "alternate" does not go with'),
+        ({**TOGETHER, "teacher": "none"}, {}, '[semi_supervised] teacher = "none" does not go with'),
+        ({**TOGETHER, "teacher": "mlm"}, {}, '[semi_supervised] teacher = "mlm" does not go with'),
+        ({**TOGETHER, "unlabelled": ["*"]}, {}, "leaves no silo with labels"),
+        ({**TOGETHER, "unlabelled": ["lab", "lab"]}, {}, "one stands there twice"),
+        ({**TOGETHER, "teacher": "round", "ema_decay": 0.9}, {}, 'ema_decay = 0.9 is read with teacher = "ema" alone'),
+        ({**TOGETHER, "student_dropout": 0}, {}, 'student_dropout = 0 does not go with loss = "probabilities"'),
+        ({"ema_decay": 0.9}, {}, "[semi_supervised] ema_decay = 0.9 is read by silos without labels alone"),
+        ({"order": "together"}, {}, "[semi_supervised] order = together is read by silos without labels alone"),
+        (TOGETHER, {"privacy": {"level": "record", "noise_multiplier": 1.0}}, '[privacy] level = "record" does not go'),
+        (
+            TOGETHER,
+            {"training": {"drift_correction": "scaffold", "optimizer": "sgd", "steps": 4}},
+            '[training] drift_correction = "scaffold" does not go with [semi_supervised] unlabelled',
+        ),
+        ({**TOGETHER, "ema_decay": 1.1}, {}, "less than or equal to 1"),
+        ({**TOGETHER, "min_confidence": 1.0}, {}, "less than 1"),
+        ({**TOGETHER, "student_dropout": 0.95}, {}, "less than or equal to 0.9"),
+        *(
+            (
+                TOGETHER,
+                {"aggregation": {"weighting": name, **more}},
+                f'[aggregation] weighting = "{name}" does not go with',
+            )
+            for name, more in (
+                ("lorar", {}),
+                ("loss_reduction", {}),
+                ("fednova", {}),
+                ("q_fedavg", {"fairness": 0.5}),
+            )
+        ),
+        (
+            TOGETHER,
+            {
+                "aggregation": {"weighting": "equal", "secure_aggregation": True},
+                "schedule": {"rounds": 1, "min_silos": 3},
+            },
+            "[aggregation] secure_aggregation = true does not go with [semi_supervised] unlabelled, of whom one whose "
+            "teacher is never sure adds nothing",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(section: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    assert said in refusal(section, **more)
+
+
+@pytest.mark.parametrize("weighting", ["equal", "size"])
+def test_silo_level_privacy_and_both_weightings_go_with_it(weighting: str) -> None:
+    assert plan(aggregation={"weighting": weighting}).semi_supervised.unlabelled
+
+
+def test_plans_without_it_keep_their_digests_and_with_it_travel() -> None:
+    written = json.loads(Plan.model_validate(plan_value()).to_json())
+    assert "semi_supervised" not in written
+    made = plan()
+    assert Plan.from_json(made.to_json()) == made
+    section = SemiSupervisedSection().model_dump(mode="json")
+    raw = json.dumps({**written, "semi_supervised": section}, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(MalformedMessage, match="not in canonical form"):
+        Plan.from_json(raw)
+
+
+def test_the_plans_file_says_it() -> None:
+    made = plan({**TOGETHER, "loss": "answer"})
+    assert Plan.from_toml(plan_text(made), "plan.toml") == made
+
+
+def test_people_who_approve_the_plan_see_it() -> None:
+    assert settings(plan())["semi_supervised"]["unlabelled"] == ["ward-*", "lab"]
+    assert settings(bundle_of(random_model()).plan)["semi_supervised"] == {"unlabelled": []}
+
+
+def test_models_are_compared_by_the_scores_of_one_silo_with_labels() -> None:
+    terms, of_all = terms_of(plan()), terms_of(Plan.model_validate(plan_value()))
+    silos = [SiloName(name) for name in ("clinic", "lab", "ward-1")]
+    assert (terms.least_scores, terms.scored(silos)) == (1, ("clinic",))
+    assert (of_all.least_scores, of_all.scored(silos)) == (of_all.min_silos, ("clinic", "lab", "ward-1"))
