@@ -7,7 +7,7 @@ saved changed; then both silos finish the round honestly, with the agent's own c
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from lorica_coordinator.edges.server.federation_servicer import FederationServicer
+from lorica_coordinator.edges.telemetry.caller import CALLER
 from lorica_coordinator.rounds.states import Collecting, Evaluating
 from lorica_security.errors import (
     Conflict,
@@ -28,7 +30,7 @@ from lorica_security.errors import (
     StateError,
     WrongTime,
 )
-from lorica_security.identifiers import coordinator_dns_name
+from lorica_security.identifiers import Identity, Role, coordinator_dns_name
 from silo_agent.edges.disk.model_cache import ModelCache
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.grpc_client import GrpcCoordinator
@@ -728,6 +730,30 @@ async def test_model_that_is_not_handed_out(play: Play) -> None:
     async with refused(play.at, WrongTime, NOT_NOW, "is not handed out now"):
         await first_of(play.bank.stub.FetchModel(stolen))
     await play.finish(hospital_has_committed=True)
+
+
+@pytest.mark.parametrize("method", ["FetchPlan", "FetchModel"])
+async def test_silo_that_hangs_up_when_it_has_all(play: Play, method: str) -> None:
+    """Each chunk counts as sent, the last one as well. What gRPC does with such a call is done by hand here, since it is
+    a matter of luck whether it goes on with it once more."""
+    sent: list[int] = []
+    servicer = FederationServicer(
+        play.at.service, play.at.coordinator.federation, on_sent=sent.append, on_received=sent.append
+    )
+    key = play.hospital.key(play.plan)
+    request: Any = federation_pb2.FetchPlanRequest(key=key)
+    whole = len(play.at.coordinator.shelf.bundle(play.plan).encode())
+    if method == "FetchModel":
+        request = federation_pb2.FetchModelRequest(key=key, model_digest=bytes.fromhex(play.order.model))
+        whole = play.layout.total_bytes
+    token = CALLER.set(Identity(play.at.coordinator.federation, Role.SILO, HOSPITAL))
+    async with aclosing(getattr(servicer, method)(request, None)) as pieces:
+        if method == "FetchModel":
+            await anext(pieces)  # the header
+        await anext(pieces)
+    CALLER.reset(token)
+    assert sent == [whole], "of one chunk each"
+    await play.finish()
 
 
 async def test_model_from_a_chunk_that_it_does_not_have(play: Play) -> None:

@@ -211,8 +211,6 @@ def test_a_dry_run_tells_the_bytes_that_the_federation_over_the_network_counts(
     code, shown, told = dry_run(networked.plans / "small", silos, tmp_path / "out")
     assert code == 0, shown
     traffic = told["coordinator_traffic"]
-    # The last model is on its way to a silo yet when the federation is finished.
-    networked.wait(lambda: networked.metric("lorica_sent_bytes_total") >= traffic["down"])
     assert traffic == {
         "down": networked.metric("lorica_sent_bytes_total"),
         "up": networked.metric("lorica_received_bytes_total"),

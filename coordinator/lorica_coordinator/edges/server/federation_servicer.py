@@ -39,7 +39,8 @@ Sent = TypeVar("Sent")
 
 
 class FederationServicer(federation_pb2_grpc.FederationServicer):
-    """What silos call. `on_sent` and `on_received` are told the bytes of chunks."""
+    """What silos call. `on_sent` and `on_received` are told the bytes of chunks; of one that is sent, before it is: a
+    silo that has all it wants hangs up, and nothing that follows the last chunk is sure to run."""
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         bundle = await self._service.plan_bundle(digest_from_wire(request.key.plan_digest, "plan_digest"))
         for index, start in enumerate(range(0, len(bundle), CHUNK_BYTES)):
             data = bundle[start : start + CHUNK_BYTES]
-            yield common_pb2.Chunk(index=index, data=data)
             self._on_sent(len(data))
+            yield common_pb2.Chunk(index=index, data=data)
 
     async def DeclareReadiness(self, request: federation_pb2.ReadinessRequest, context: Any) -> federation_pb2.Ack:
         silo = self._caller(request.key)
@@ -147,9 +148,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 for index in range(request.first_chunk, chunks):
                     await place.keep()
                     piece = await source.piece(index)
+                    self._on_sent(source.header.manifest.chunk_size(index))
                     with place.waiting_for_peer():
                         yield piece
-                    self._on_sent(source.header.manifest.chunk_size(index))
 
     async def UploadOffset(
         self, request: federation_pb2.UploadOffsetRequest, context: Any
@@ -281,9 +282,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         async with self._places.place() as place:
             for index, piece in enumerate(pieces):
                 await place.keep()
+                self._on_sent(len(piece))
                 with place.waiting_for_peer():
                     yield message(index, piece)
-                self._on_sent(len(piece))
 
     async def ShareVerdict(self, request: federation_pb2.VerdictRequest, context: Any) -> federation_pb2.VerdictsReply:
         silo = self._caller(request.key)
