@@ -275,9 +275,10 @@ def go_through_a_day(it: Watched) -> None:
     it.finish()
     it.see("private", NOISE_AT_SILOS)
 
-    it.fires("LoricaSiloLossDiverging", "LoricaSiloWeighsNothing", of=lambda: it.start("one-diverges", ONE_DIVERGES))
+    risen = "LoricaLossDiverging", "LoricaSiloLossDiverging", "LoricaAllWeighNothing"
+    it.fires(*risen, of=lambda: it.start("diverging", DIVERGING))
     it.finish()
-    it.fires("LoricaLossDiverging", "LoricaAllWeighNothing", of=lambda: it.start("diverging", DIVERGING))
+    it.fires("LoricaSiloWeighsNothing", of=lambda: it.start("one-diverges", ONE_DIVERGES))
     it.finish()
 
     it.fires("LoricaRoundsAbandoned", of=lambda: it.start("hopeless", HOPELESS))
