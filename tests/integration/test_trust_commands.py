@@ -286,7 +286,11 @@ def test_a_plan_is_shown_before_it_is_approved_and_approved_by_its_digest(silo: 
         ({"training": {"epochs": 3}}, "3 epochs in a round"),
         ({"training": {"steps": 40}}, "40 optimizer steps in a round"),
         (
-            {"privacy": {"level": "record", "nominal_records": 640, "target_epsilon": 8.0, "steps": 5}},
+            {
+                "privacy": {"level": "record", "noise_multiplier": 3.0, "steps": 5},
+                "training": {"dropout": 0.0},
+                "evaluation": {"every": 0, "initial": False, "last": False},
+            },
             "5 optimizer steps in a round",
         ),
     ],
