@@ -27,7 +27,7 @@ from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 
 _ROBUST: Final = (TrimmedMean, Median, MultiKrum, CentredClipping, NearestNeighbourMixing, GeometricMedian)
-REDUCERS: Final = (Plain, Reproject, *_ROBUST, Masked, Noised)
+REDUCERS: Final = (Plain, *_ROBUST, Reproject, Masked, Noised)
 """All of them: the class says what holds for every plan, such as its name and which promises of privacy it keeps."""
 _BY_NAME: Final = {it.name: it for it in _ROBUST}
 
