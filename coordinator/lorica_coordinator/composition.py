@@ -128,6 +128,7 @@ def _aggregator(
         privacy=bundle.plan.privacy,
         releases=ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(audit)),
         turns=bundle.turns,
+        reprojected=bundle.reprojected,
     )
 
 

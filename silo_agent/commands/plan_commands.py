@@ -301,6 +301,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
         "rounds": plan.schedule.rounds,
         "min_silos": plan.schedule.min_silos,
         "epochs": plan.training.for_silo(policy.silo).epochs,
+        "steps": plan.privacy.steps if plan.privacy.level == "record" else plan.training.steps,
         **review.settings(plan),
         "overrides": [
             {"silo": it.silo, "changes": dict(it.changes), "work": [float(it.least), float(it.most)]}
@@ -336,6 +337,7 @@ def _described(facts: dict[str, Any]) -> str:
             f"yes: cohorts of at least {masks['min_cohort']} silos, threshold {threshold}, "
             f"{masks['colluders']} colluders, sums of at least {masks['min_survivors']}"
         )
+    steps = f"{facts['steps']} optimizer steps in a round, over however few examples"
     frozen = f", adapters of {facts['base_parameters']:,} that stay as they are" if facts["base_parameters"] else ""
     rows = {
         "digest": facts["digest"],
@@ -344,7 +346,7 @@ def _described(facts: dict[str, Any]) -> str:
         **{f"SHA-256 of {name}": digest for name, digest in facts["weights"].items()},
         **{f"digest of {name}": digest for name, digest in facts["files"].items()},
         "rounds": f"{facts['rounds']}, of at least {facts['min_silos']} silos",
-        "training here": f"{facts['epochs']} epochs in a round",
+        "training here": steps if facts["steps"] else f"{facts['epochs']} epochs in a round",
         "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round; {facts['scores_leave']}",
         "weighting": facts["weighting"],
         "secure aggregation": aggregation,

@@ -1,5 +1,5 @@
-"""Undisturbed runs of a plain and a masked plan, their runs under kills and the story of full disks, all at the same
-time.
+"""Undisturbed runs of a plain, an alternating and a masked plan, their runs under kills and the story of full disks, all
+at the same time.
 
 They wait as much as they work: for processes to start, and for silos to come back to a coordinator.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from lorica.soak.federation import MortalFederation, Shape
+from tests.support.alternating_kill_plan import KILLS as ALTERNATING_KILLS
+from tests.support.alternating_kill_plan import SHAPE as ALTERNATING_SHAPE
 from tests.support.fault_story import Told, story_in
 from tests.support.kill_plan import AGENT_KILLS, COORDINATOR_KILLS, SHAPE
 from tests.support.kill_run import Executioner, Kill, KillRun, processes_in
@@ -24,6 +26,8 @@ RUNS: Mapping[str, tuple[Shape, Sequence[Kill]]] = {
     "undisturbed": (SHAPE, ()),
     "coordinator_run": (SHAPE, COORDINATOR_KILLS),
     "agent_run": (SHAPE, AGENT_KILLS),
+    "alternating_undisturbed": (ALTERNATING_SHAPE, ()),
+    "alternating_run": (ALTERNATING_SHAPE, ALTERNATING_KILLS),
     "masked_undisturbed": (MASKED_SHAPE, ()),
     "masked_run": (MASKED_SHAPE, MASKED_KILLS),
 }
@@ -73,6 +77,16 @@ def coordinator_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
 @pytest.fixture(scope="session")
 def agent_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
     return runs["agent_run"].result()
+
+
+@pytest.fixture(scope="session")
+def alternating_undisturbed(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["alternating_undisturbed"].result()
+
+
+@pytest.fixture(scope="session")
+def alternating_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["alternating_run"].result()
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,39 @@ CASES = (
     Case("LoricaLossDiverging", losses("3x10", "2x4 3.1x5"), fires=("6m",), quiet=("4m",)),
     Case("LoricaSiloLossDiverging", losses("3x10", "2x2 4x3 5x4"), fires=("8m",), quiet=("2m", "5m")),
     Case(
+        "LoricaSiloWeighsNothing",
+        {coordinator("lorica_zero_weights_total"): "0x9 1x120"},
+        fires=("12m", "1h"),
+        quiet=("9m", "1h15m"),
+    ),
+    Case(
+        "LoricaAllWeighNothing",
+        {coordinator("lorica_weight_fallbacks_total"): "0x9 1x120"},
+        fires=("12m",),
+        quiet=("9m", "1h15m"),
+        name="sizes stood in",
+    ),
+    Case(
+        "LoricaAllWeighNothing",
+        {
+            coordinator("lorica_weight_fallbacks_total"): "0x129",
+            coordinator("lorica_rounds_total", outcome="zero_weight"): "0x9 1x120",
+        },
+        fires=("12m",),
+        quiet=("9m", "1h15m"),
+        name="a sum without weight",
+    ),
+    Case(
+        "LoricaAllWeighNothing",
+        {
+            coordinator("lorica_weight_fallbacks_total"): "3x60",
+            coordinator("lorica_zero_weights_total"): "0+1x60",
+            coordinator("lorica_rounds_total", outcome="applied"): "0+1x60",
+        },
+        quiet=("30m",),
+        name="one of several",
+    ),
+    Case(
         "LoricaScoreFalling",
         {
             coordinator("lorica_micro_exact_match_ratio"): "0.6x60 0.2x500",

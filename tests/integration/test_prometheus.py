@@ -87,6 +87,7 @@ PRIVATE = {
     "aggregation.max_delta_norm": 0.0,
 }
 DIVERGING = {**UNSCORED, "training.learning_rate": 3.0, "training.batch_size": 16}
+ONE_DIVERGES = {**UNSCORED, f"training.overrides.{BANK}.learning_rate": 3.0, "training.batch_size": 16}
 HOPELESS = {**UNSCORED, "training.epochs": 1000, "schedule.training_deadline_s": 1.0}
 
 NEEDS_A_GPU = {"federation: Memory of GPUs", "silo: Memory of GPUs"}
@@ -274,7 +275,10 @@ def go_through_a_day(it: Watched) -> None:
     it.finish()
     it.see("private", NOISE_AT_SILOS)
 
-    it.fires("LoricaLossDiverging", "LoricaSiloLossDiverging", of=lambda: it.start("diverging", DIVERGING))
+    risen = "LoricaLossDiverging", "LoricaSiloLossDiverging", "LoricaAllWeighNothing"
+    it.fires(*risen, of=lambda: it.start("diverging", DIVERGING))
+    it.finish()
+    it.fires("LoricaSiloWeighsNothing", of=lambda: it.start("one-diverges", ONE_DIVERGES))
     it.finish()
 
     it.fires("LoricaRoundsAbandoned", of=lambda: it.start("hopeless", HOPELESS))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import structlog
@@ -21,12 +22,17 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.simulation.run import silos_in, simulate
+from lorica.simulation.workers.one_bench import NOBODYS_ENTROPY
 from lorica_coordinator.plans.plan_folder import compile_plan
 from lorica_coordinator.rounds.cohorts.drawn import place
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.host.files import write_private
 from lorica_security.identifiers import SiloName
+from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.training.model.plan_model import PlanModel
+from silo_wire.canonical import Digest
+from tests.support.coordinator_edges import Workplace, stored_vector
 from tests.support.federation import Federation
 from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
@@ -75,12 +81,20 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
         it.coordinator("plan", "new", "drawn", "--size", "micro", *settings(**DRAWN))
         it.serve("--plan", "small")
         for silo in data:
-            it.agent(silo, "enroll", it.coordinator("invite", silo).strip())
-            it.start_agent(silo)
+            joins(it, silo)
         it.wait(it.all_ready)
         it.coordinator("plan", "start", "small")
         it.wait(it.finished)
         yield it
+
+
+def joins(federation: Federation, silo: str) -> None:
+    """With the entropy of a simulation's silos, from which come the order of data and dropout under masks."""
+    federation.agent(silo, "enroll", federation.coordinator("invite", silo).strip())
+    folder = SiloFolder(federation.root / "agents" / silo)
+    folder.settings.write_text("[policy]\ntrust_on_first_use = true\n")
+    write_private(folder.own_entropy, NOBODYS_ENTROPY)
+    federation.start_agent(silo)
 
 
 DRAWN = {"schedule.min_silos": 1, "schedule.cohort_size": 1, "schedule.rounds": 4}
@@ -486,3 +500,78 @@ def test_a_study_that_is_killed_leaves_no_process_behind(silos: Path, tmp_path: 
 
 def require_running(process: "subprocess.Popen[str]") -> None:
     assert process.poll() is None, process.returncode
+
+
+# --- further plans of the same federation, which other tests would see: they are the last
+
+
+FEDNOVA = {
+    "aggregation.weighting": "fednova",
+    "aggregation.reduction_memory": 0.0,
+    "training.fedprox_mu": 0.0,
+    "evaluation.every": 0,
+    "evaluation.last": "false",
+    "schedule.min_silos": 3,
+}
+MASKED_FEDNOVA = {
+    "aggregation.secure_aggregation": "true",
+    "aggregation.max_weight": 16.0,
+    "schedule.rounds": 1,
+}
+ROUNDING = 1e-6
+"""What the rounding of masked numbers, whose draws no two runs share, may add up to."""
+
+
+@pytest.fixture(scope="module")
+def three(networked: Federation, silos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A third silo of 20 examples beside two of 64, which joins the federation."""
+    folder = tmp_path_factory.mktemp("three") / "silos"
+    shutil.copytree(silos, folder)
+    shutil.copytree(silos / "clinic", folder / "practice")
+    keep_first(folder / "practice" / "train.jsonl", 20)
+    networked.data = {**networked.data, "practice": folder / "practice"}
+    joins(networked, "practice")
+    return folder
+
+
+def both_ways(
+    networked: Federation, three: Path, out: Path, plan: str, **more: object
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rounds of FedNova over the network, and in a simulation."""
+    networked.coordinator("plan", "new", plan, "--size", "micro", *settings(**FEDNOVA, **more))
+    networked.coordinator("plan", "start", plan)
+    networked.wait(networked.finished)
+    simulated(networked.plans / plan, three, out)
+    over_network: list[dict[str, Any]] = json.loads(networked.coordinator("rounds", "--json"))
+    here: list[dict[str, Any]] = rounds_of(out)
+    assert {row["outcome"] for row in (*here, *over_network)} == {"applied"}
+    return over_network, here
+
+
+def test_fednova_over_the_network_gives_the_bits_of_a_simulation(
+    networked: Federation, three: Path, tmp_path: Path
+) -> None:
+    """Of silos that make 2, 4 and 2 steps of a round: 64 and 20 examples, of which one silo has 32 in a batch."""
+    changed = {"training.overrides.clinic.batch_size": 32}
+    over_network, here = both_ways(networked, three, tmp_path / "out", "nova", **changed)
+    assert [row["model"] for row in here] == [row["model_digest"] for row in over_network]
+    assert len({row["model"] for row in here}) == ROUNDS, "each round moved it"
+    weights = [{silo["silo"]: silo["weight"] for silo in row["silos"]} for row in over_network]
+    assert weights == [{"clinic": 64 / 2, "insurer": 64 / 4, "practice": 20 / 2}] * ROUNDS
+
+
+def test_fednova_under_masks_over_the_network_gives_a_simulations_model(
+    networked: Federation, three: Path, tmp_path: Path
+) -> None:
+    """But for the rounding of masked numbers, which each silo draws anew; silos of 4, 4 and 2 steps."""
+    (row,), (of_simulation,) = both_ways(networked, three, tmp_path / "out", "masked-nova", **MASKED_FEDNOVA)
+    bundle = compile_plan(networked.plans / "masked-nova")
+    place, simulation = (
+        Workplace.at(it / "state", bundle).models for it in (networked.folder, tmp_path / "out/coordinator")
+    )
+    begun = stored_vector(place, place.initial())
+    there = stored_vector(place, Digest(row["model_digest"]))
+    here = stored_vector(simulation, Digest(of_simulation["model"]))
+    assert np.abs(there - here).max() < ROUNDING
+    assert np.abs(there - begun).max() > 100 * ROUNDING
+    assert row["masked"]["weight_sum"] == pytest.approx(64 / 4 + 64 / 4 + 20 / 2, rel=1e-4)

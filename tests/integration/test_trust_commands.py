@@ -280,6 +280,26 @@ def test_a_plan_is_shown_before_it_is_approved_and_approved_by_its_digest(silo: 
     assert "to allow it" not in text
 
 
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"training": {"epochs": 3}}, "3 epochs in a round"),
+        ({"training": {"steps": 40}}, "40 optimizer steps in a round"),
+        (
+            {
+                "privacy": {"level": "record", "noise_multiplier": 3.0, "steps": 5},
+                "training": {"dropout": 0.0},
+                "evaluation": {"every": 0, "initial": False, "last": False},
+            },
+            "5 optimizer steps in a round",
+        ),
+    ],
+)
+def test_how_long_a_round_trains_here_is_shown(silo: SiloFolder, sections: dict[str, Any], told: str) -> None:
+    offered(silo, small_bundle(**sections))
+    assert f"training here        {told}" in said(silo, "plan", "show")
+
+
 def test_attack_a_plan_that_was_offered_after_the_one_that_people_looked_at_is_not_approved(silo: SiloFolder) -> None:
     """Whatever waits by then: the command takes the digest of what was shown, all of it, and nothing else."""
     rules(silo, 'approved_plans = "ask"')

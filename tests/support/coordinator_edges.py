@@ -149,4 +149,5 @@ class Workplace:
             device=torch.device("cpu"),
             slab_bytes=slab_bytes,
             turns=self.bundle.turns,
+            reprojected=self.bundle.reprojected,
         )

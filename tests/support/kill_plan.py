@@ -22,10 +22,12 @@ SHAPE = Shape(
     dev_lines=2,
     values={
         "schedule.rounds": ROUNDS,
-        # What is kept from round to round and must not be lost: master parameters, momentum, residuals.
+        # What is kept from round to round and must not be lost: master parameters, momentum, residuals, and what silos
+        # told of their losses before.
         "wire.model": "bfloat16",
         "wire.update": "bfloat16",
         "aggregation.momentum": 0.9,
+        "aggregation.reduction_memory": 0.5,
         "training.epochs": 2,
         "training.batch_size": 8,
         "training.dropout": 0.1,

@@ -521,5 +521,5 @@ def test_a_plan_that_trains_both_halves_is_spelled_as_it_was_before_there_was_a_
 
 
 def test_no_other_way_to_train_is_known() -> None:
-    with pytest.raises(ValidationError, match="'both', 'b' or 'alternate'"):
+    with pytest.raises(ValidationError, match="'both', 'b', 'alternate' or 'reproject'"):
         AdaptersSection.model_validate({"rank": 2, "train": "a"})

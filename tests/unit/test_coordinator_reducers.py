@@ -62,6 +62,7 @@ def test_each_says_what_it_goes_with() -> None:
     algorithms: list[type[Algorithm]] = list(REDUCERS)
     assert {it.name: (bool(it.masks), set(it.promises), it.passes) for it in algorithms} == {
         "plain": (False, {"record"}, 1),
+        "reproject": (False, set(), 1),
         "trimmed_mean": (False, {"record"}, 1),
         "median": (False, {"record"}, 1),
         "multi_krum": (False, {"record"}, 2),

@@ -85,7 +85,7 @@ def test_the_template_names_every_rule_and_its_key() -> None:
 
 
 def test_every_rule_has_a_reducer() -> None:
-    assert set(NAMES) == {it.name for it in REDUCERS} - {"plain", "masked", "noised"}
+    assert set(NAMES) == {it.name for it in REDUCERS} - {"plain", "reproject", "masked", "noised"}
 
 
 def test_a_centre_takes_the_room_of_one_more_vector_beside_each_model() -> None:

@@ -230,6 +230,19 @@ def test_everything_a_silo_brought_is_shown_where_it_may_be() -> None:
         assert figure in text, figure
 
 
+def test_who_weighs_nothing_is_named_where_single_silos_are_shown() -> None:
+    weightless = row(2)
+    first, *others = weightless.silos
+    weightless = replace(weightless, silos=(replace(first, weight=0.0, share=0.0), *others))
+    note = f"{NAMES[0]} weighs nothing: its loss did not fall"
+    assert [line.detail for line in view(rows=[row(1), weightless]).history] == [note, ""]
+    assert note in rendered(view(rows=[weightless]))
+    hidden = view(standing=standing(shows_single_silos=False), rows=[weightless])
+    assert "weighs nothing" not in rendered(hidden)
+    abandoned = replace(weightless, outcome="abandoned")
+    assert [line.detail for line in view(rows=[abandoned]).history] == [""]
+
+
 # --- what must not be shown
 
 

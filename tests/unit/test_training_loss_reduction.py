@@ -26,6 +26,7 @@ from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.update.masked_vector import own_weight
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.weightings.lorar import LORAR
 from tests.support.federation_peer import small_bundle
@@ -428,3 +429,28 @@ def test_under_masks_who_reduces_nothing_weighs_the_least_that_the_plan_allows()
     assert masked.no_weight(nothing).endswith("weighs as little as the plan allows")
     assert plain.no_weight(nothing).endswith("weighs nothing")
     assert by_size.no_weight(nothing) == plain.no_weight(replace(nothing, loss_min=1.9)) == ""
+
+
+@given(
+    weighting=st.sampled_from(["lorar", "loss_reduction"]),
+    cap=st.floats(0.5, 1e6),
+    ratio=st.floats(1.0, 900.0),
+    examples=st.integers(1, 10**6),
+    part=st.floats(0.0, 1.0),
+)
+def test_attack_no_zero_is_told_under_masks_apart_from_what_is_next_to_nothing(
+    weighting: str, cap: float, ratio: float, examples: int, part: float
+) -> None:
+    """The coordinator chooses caps, and by model and rate what each loss falls by. Whatever weighs less than the least
+    weight weighs the same, to the last bit, so that the sum of weights has no edge at a reduction of zero."""
+    section = AggregationSection.model_validate(
+        {"secure_aggregation": True, "weighting": weighting, "max_weight": cap, "max_weight_ratio": ratio}
+    )
+    nothing = TrainingSummary(
+        examples=examples, loss_max=0.0, loss_min=0.0, loss_first=0.0, loss_last=0.0, optimizer_steps=1, seconds=1.0
+    )
+    weighs = examples if weighting == "lorar" else 1
+    little = replace(nothing, loss_max=part * 0.999 * section.least_weight / weighs)
+    assert own_weight(section, little) == own_weight(section, nothing) == section.least_weight > 0.0
+    more = replace(nothing, loss_max=2.0 * section.least_weight / weighs)
+    assert own_weight(section, more) > section.least_weight

@@ -143,3 +143,10 @@ class RoundRow:
     silos: tuple[SiloRow, ...]
     macro_exact_match: float | None
     micro_exact_match: float | None
+
+    @property
+    def without_weight(self) -> tuple[SiloName, ...]:
+        """Silos whose updates are in the round's model with a share of 0; none where single silos are not shown."""
+        if self.outcome != "applied":
+            return ()
+        return tuple(it.silo for it in self.silos if it.examples and it.outcome != "refused" and not it.weight)

@@ -12,8 +12,10 @@ The mean of B times the mean of A is not the mean of B A. `train` says what beco
     b           A is what the plan's seed makes and stays; B alone is trained and travels (FFA-LoRA, Sun et al. 2024)
     alternate   B is trained in rounds of odd numbers, A in the others (RoLoRA, Chen et al. 2024); the half that rests
                 is zero in every delta, and neither its parameters nor their optimizer state move
+    reproject   A and B are trained in every round, and the next B A is the mean of the silos' B A, cut to its rank by
+                singular values (FlexLoRA, Bai et al. 2024): off by the singular values that are cut off
 
-Of the last two the mean is exact, since B A is linear in the one half that moves.
+Of `b` and `alternate` the mean is exact, since B A is linear in the one half that moves.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ from silo_wire.manifest import Layout, TensorSpec
 AdaptedLayer = Literal["q", "k", "v", "o", "wi", "wi_0", "wi_1", "wo"]
 """Linear layers of T5 by the last part of their names: of attention, and of the feed-forward block (v1.1 has wi_0 and
 wi_1)."""
-Train = Literal["both", "b", "alternate"]
+Train = Literal["both", "b", "alternate", "reproject"]
 """Which half of an adapter a round trains."""
 Stretch = tuple[int, int]
 """Elements of a flat vector, from the first until before the second."""
@@ -68,6 +70,11 @@ class AdaptersSection(Section):
     def fixes_a(self) -> bool:
         """Whether A is what the plan's seed makes, for good."""
         return bool(self.rank) and self.train == "b"
+
+    @property
+    def reprojects(self) -> bool:
+        """Whether the mean is of the products B A, cut to their rank."""
+        return bool(self.rank) and self.train == "reproject"
 
     def rests(self, name: str, round_number: int) -> bool:
         """Whether the parameter `name` is left as it is in this round; the plan and the number alone say it."""
@@ -114,6 +121,40 @@ def _halves_of_b(base: Layout, section: AdaptersSection) -> list[TensorSpec]:
 
 def _sorted(tensors: list[TensorSpec]) -> Layout:
     return Layout("float32", tuple(sorted(tensors, key=lambda tensor: tensor.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A and B of one weight of shape (rows, columns), side by side in a plan's flat vector: A, (rank, columns), comes
+    first, then B, (rows, rank), both row by row."""
+
+    rank: int
+    rows: int
+    columns: int
+
+    @property
+    def elements(self) -> int:
+        return self.rank * (self.rows + self.columns)
+
+
+def pairs_of(layout: Layout) -> tuple[Pair, ...]:
+    """What a flat vector of `layout`, of both halves of adapters, consists of, in order.
+
+    Names are sorted, and nothing sorts between x.lora_A.weight and x.lora_B.weight. Raises ConfigurationError for
+    another layout.
+    """
+    pairs = []
+    for a, b in zip(layout.tensors[::2], layout.tensors[1::2], strict=False):
+        if adapter_names(a.name.removesuffix(_A + _WEIGHT)) != (a.name, b.name) or a.shape[0] != b.shape[1]:
+            raise ConfigurationError(
+                f"{a.name} and {b.name} are not A and B of one weight: make a new plan with coordinator plan new"
+            )
+        pairs.append(Pair(rank=a.shape[0], rows=b.shape[0], columns=a.shape[1]))
+    if sum(pair.elements for pair in pairs) != layout.parameters:
+        raise ConfigurationError(
+            f"{layout.tensors[-1].name} has no other half beside it: make a new plan with coordinator plan new"
+        )
+    return tuple(pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from lorica_security.console.strict_toml import describe, parse_toml
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.manifest import Layout, masked_layout
-from silo_wire.plans.adapters import AdaptersSection, Turns, adapter_layout, fixed_layout
+from silo_wire.plans.adapters import AdaptersSection, Pair, Turns, adapter_layout, fixed_layout, pairs_of
 from silo_wire.plans.contradictions.sections import contradictions_of
 from silo_wire.plans.model_files import MOST_BYTES, parsed, refuse_code
 from silo_wire.plans.plan_values import PlanValues
@@ -165,6 +165,11 @@ class PlanBundle:
     def turns(self) -> Turns:
         """What of the parameters rests in which round."""
         return Turns.of(self.layout, self.plan.adapters)
+
+    @property
+    def reprojected(self) -> tuple[Pair, ...]:
+        """The adapters whose products are averaged; none where the plan averages parameters."""
+        return pairs_of(self.layout) if self.plan.adapters.reprojects else ()
 
     @property
     def whole_layout(self) -> Layout:

@@ -180,7 +180,7 @@ def page_view(
         at_work=_at_work(standing.silos),
         groups=_groups(groups, standing.silos),
         charts=tuple(chart for chart in _charts(closed, single=single) if chart is not None),
-        history=tuple(_round(row) for row in reversed(rows[-ROUNDS_LISTED:])),
+        history=tuple(_round(row, single=single) for row in reversed(rows[-ROUNDS_LISTED:])),
         contributions=() if summed is None or not single else tuple(map(_contribution, summed.silos)),
         contributions_round="" if summed is None else str(summed.round),
         budget=_budget(plan, rows, epsilon),
@@ -295,9 +295,10 @@ def _silo(item: SiloStanding, now: float, *, single: bool) -> SiloLine:
     )
 
 
-def _round(row: RoundRow) -> RoundLine:
+def _round(row: RoundRow, *, single: bool) -> RoundLine:
     committed = sum(silo.outcome == "committed" for silo in row.silos)
     notes = [row.detail] if row.detail else []
+    notes += [f"{silo} weighs nothing: its loss did not fall" for silo in row.without_weight if single]
     if row.weight_fallback:
         notes.append("all weights were zero, sizes stood in")
     if row.masked is not None and row.masked.saturated:

@@ -21,7 +21,7 @@ from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import Digest
 from silo_wire.manifest import ParameterDtype
 from silo_wire.messages import RoundKey
-from silo_wire.plans.adapters import NOTHING_RESTS, Turns
+from silo_wire.plans.adapters import NOTHING_RESTS, Pair, Turns
 from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
@@ -46,7 +46,7 @@ class Aggregator:
     `training` is the plan's; only a weighting that needs optimizer steps looks at it. `update_dtype` is the type of the
     committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a `privacy` of level "silo"
     sums are noised, and what is released of deltas in the clear is entered into `releases`. `turns`, of the plan, say
-    what of the model rests in which round.
+    what of the model rests in which round; `reprojected` are its adapters, where the mean is of their products.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Aggregator:
         privacy: PrivacySection | None = None,
         releases: ReleaseLedger | None = None,
         turns: Turns = NOTHING_RESTS,
+        reprojected: Sequence[Pair] = (),
     ) -> None:
         slab_bytes = SLAB_BYTES[device.type] if slab_bytes is None else slab_bytes
         if slab_bytes < 4 or slab_bytes % 4:
@@ -75,7 +76,14 @@ class Aggregator:
             turns=turns,
         )
         self.updates = of_updates(
-            section, training, privacy, spools=spools, dtype=_TYPES[update_dtype], into=into, releases=releases
+            section,
+            training,
+            privacy,
+            spools=spools,
+            dtype=_TYPES[update_dtype],
+            into=into,
+            releases=releases,
+            reprojected=reprojected,
         )
         self.masks = of_masks(privacy, spools=spools, into=into)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from silo_wire.plans.contradictions.drift import of_drift_correction
 from silo_wire.plans.contradictions.masks import of_masks
 from silo_wire.plans.contradictions.privacy import of_privacy
+from silo_wire.plans.contradictions.reprojection import of_reprojection
 from silo_wire.plans.contradictions.robust import of_reducer
 from silo_wire.plans.contradictions.semi_supervised import of_semi_supervised
 from silo_wire.plans.plan_values import PlanValues
@@ -26,6 +27,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_the_draw(plan)
     yield from _of_the_initial_model(plan)
     yield from _of_adapters(plan)
+    yield from of_reprojection(plan)
     yield from _of_the_steps(plan)
     yield from _of_the_weighting(plan)
     yield from of_reducer(plan)
