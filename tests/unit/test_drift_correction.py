@@ -391,6 +391,7 @@ REFUSED: list[tuple[str, dict[str, dict[str, Any]]]] = [
     (r"overrides\.bank\] learning_rate = 0\.1 .*0\.3", {"training": {"overrides": {"bank": {"learning_rate": 0.1}}}}),
     (r'weighting = "size" .*"equal"', {"aggregation": {"weighting": "size"}}),
     (r'reducer = "median" .*"mean"', {"aggregation": {"reducer": "median"}, "schedule": {"min_silos": 3}}),
+    (r'\[adapters\] train = "reproject" .*"both", "b" or "alternate"', {"adapters": {"rank": 2, "train": "reproject"}}),
     (r'server_optimizer = "adam" .*"sgd"', {"aggregation": {"server_optimizer": "adam"}}),
     (r"momentum = 0\.9 .*set it to 0", {"aggregation": {"momentum": 0.9}}),
     (r'step_length = "fedexp" .*"fixed"', {"aggregation": {"step_length": "fedexp"}}),

@@ -72,6 +72,8 @@ def _unlike_the_server(plan: PlanValues) -> Iterator[Clash]:
         yield "[aggregation] weighting", f'"{aggregation.weighting}"', f'"{EQUAL.name}"', reads
     if aggregation.reducer != MEAN:
         yield "[aggregation] reducer", f'"{aggregation.reducer}"', f'"{MEAN}"', reads
+    if plan.adapters.reprojects:
+        yield "[adapters] train", f'"{plan.adapters.train}"', '"both", "b" or "alternate"', reads
     if aggregation.server_optimizer != "sgd":
         yield "[aggregation] server_optimizer", f'"{aggregation.server_optimizer}"', '"sgd"', reads
     elif aggregation.momentum:
