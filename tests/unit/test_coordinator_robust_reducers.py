@@ -196,6 +196,7 @@ def test_fewer_silos_than_a_rule_needs_are_never_reduced(tmp_path: Path, reducer
 def test_what_multi_krum_leaves_out_weighs_nothing(tmp_path: Path) -> None:
     place = place_of(tmp_path, 3)
     weights = reduced(place, section_of("multi_krum"), sent(place, rows(FAR, *HONEST))).weights
+    assert [it.left_out for it in weights] == [not it.weight for it in weights]
     assert [(it.silo, it.weight, it.share) for it in weights] == [
         ("silo-0", 0.0, 0.0),
         *((f"silo-{index}", 1.0, 0.25) for index in range(1, 5)),

@@ -48,7 +48,7 @@ SCORE = evaluation(exact_matches=1237, examples=4111)
 SCORES = ("1237", "4111", str(1237 / 4111))
 
 
-def told(silos: tuple[SiloName, ...], *, weight: float = 7777.25, **of_plan: Any) -> str:
+def told(silos: tuple[SiloName, ...], *, weight: float = 7777.25, left_out: bool = False, **of_plan: Any) -> str:
     """All that a round leads to in the log and in the metrics, but for the times at which the counters were made.
 
     Those have sixteen digits of the present, among which any short number stands by chance.
@@ -59,7 +59,9 @@ def told(silos: tuple[SiloName, ...], *, weight: float = 7777.25, **of_plan: Any
     # The first has the numbers that are looked for, the others have theirs: so that no mean is by chance one silo's
     # own.
     updates = tuple(an_update(silo, more=more) for more, silo in enumerate(silos))
-    weights = tuple(SiloWeight(silo=silo, weight=weight + more, share=0.61803) for more, silo in enumerate(silos))
+    weights = tuple(
+        SiloWeight(silo=silo, weight=weight + more, share=0.61803, left_out=left_out) for more, silo in enumerate(silos)
+    )
     result = AggregationResult(model=model_after(1), outcome=Outcome.APPLIED, weights=weights)
     best = BestModel.scored(model_after(1), 1, [SCORE, evaluation(0)])
     records = [
@@ -104,6 +106,12 @@ def test_single_silos_are_in_no_log_and_no_metric(of_plan: dict[str, bool]) -> N
     for number in SCORES:
         assert number not in text
     assert "0.4567891" in text  # the mean of three is
+
+
+def test_an_update_that_a_reducer_left_out_is_no_loss_that_did_not_fall() -> None:
+    text = told((A, B, C), weight=0.0, left_out=True)
+    assert "silo weighs nothing" not in text
+    assert "lorica_zero_weights_total 0.0" in text
 
 
 def test_a_weight_of_zero_is_told_where_nothing_was_promised() -> None:
@@ -205,17 +213,18 @@ def test_rows_for_operators_hold_outcomes_and_means_alone(scored: int, shown: fl
 
 
 @pytest.mark.parametrize(
-    ("outcome", "of_silo", "notes"),
+    ("outcome", "of_silo", "fell", "notes"),
     [
-        ("applied", "committed", ["bank-b weighs nothing: its loss did not fall"]),
-        ("applied", "evaluated", ["bank-b weighs nothing: its loss did not fall"]),
-        ("applied", "refused", []),
-        ("running", "committed", []),
-        ("abandoned", "committed", []),
+        ("applied", "committed", 0.0, ["bank-b weighs nothing: its loss did not fall"]),
+        ("applied", "evaluated", 0.0, ["bank-b weighs nothing: its loss did not fall"]),
+        ("applied", "committed", 0.5, []),  # a reducer left it out
+        ("applied", "refused", 0.0, []),
+        ("running", "committed", 0.0, []),
+        ("abandoned", "committed", 0.0, []),
     ],
 )
 def test_who_weighs_nothing_is_named_once_the_round_is_closed_and_where_silos_are_shown(
-    outcome: str, of_silo: str, notes: list[str]
+    outcome: str, of_silo: str, fell: float, notes: list[str]
 ) -> None:
     weighs = SiloRow(silo=A, outcome="committed", examples=10, loss_max=2.0, loss_min=1.0, weight=10.0, share=1.0)
     row = RoundRow(
@@ -227,9 +236,10 @@ def test_who_weighs_nothing_is_named_once_the_round_is_closed_and_where_silos_ar
         closed_unix_s=T0,
         model=model_after(1),
         weight_fallback=False,
-        silos=(weighs, SiloRow(silo=B, outcome=of_silo, examples=30), SiloRow(silo=C, outcome="late")),
+        silos=(weighs, SiloRow(silo=B, outcome=of_silo, examples=30, loss_max=fell), SiloRow(silo=C, outcome="late")),
         macro_exact_match=None,
         micro_exact_match=None,
     )
+    assert row.without_weight == ((B,) if notes else ())
     assert notes_of(round_record(row)) == [note.replace("bank-b", B) for note in notes]
     assert notes_of(round_record(of_all_silos(row))) == []

@@ -118,10 +118,12 @@ def notes_of(record: operator_pb2.RoundRecord) -> list[str]:
 
 
 def _without_weight(record: operator_pb2.RoundRecord) -> list[str]:
-    """Silos whose updates are in the round's model with a share of 0; where single silos are not shown, none."""
+    """Silos whose loss did not fall, so that their updates are in the round's model with a share of 0; where single
+    silos are not shown, none. What a reducer left out has no weight either, and is none of these."""
     if record.outcome != "applied":
         return []
-    return [it.silo for it in record.silos if it.examples and it.outcome != "refused" and not it.weight]
+    weighed = [it for it in record.silos if it.examples and it.outcome != "refused"]
+    return [it.silo for it in weighed if not it.weight and not it.loss_reduction > 0.0]
 
 
 def privacy(directory: Dir = None, as_json: AsJson = False) -> None:

@@ -51,13 +51,19 @@ class Outcome(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloWeight:
     """One silo's part of the weighted mean: `weight` before and `share` after division by the sum; `capped` if a cap
-    bit.
+    bit; `left_out` where the plan's reducer did not take the update, whatever the silo's loss did.
     """
 
     silo: SiloName
     weight: float
     share: float
     capped: bool = False
+    left_out: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the update is in the mean with a share of 0."""
+        return not self.weight and not self.left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

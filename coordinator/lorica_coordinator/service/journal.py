@@ -120,8 +120,9 @@ class Journal:
                 weight=item.weight,
                 share=item.share,
                 capped=item.capped,
+                left_out=item.left_out,
             )
-            if not item.weight:
+            if item.nothing:
                 _log.warning(
                     "silo weighs nothing",
                     **_where(record.key),

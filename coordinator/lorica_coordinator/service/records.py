@@ -146,7 +146,9 @@ class RoundRow:
 
     @property
     def without_weight(self) -> tuple[SiloName, ...]:
-        """Silos whose updates are in the round's model with a share of 0; none where single silos are not shown."""
+        """Silos whose loss did not fall, so that their updates are in the round's model with a share of 0; none where
+        single silos are not shown. What a reducer left out has no weight either, and is none of these."""
         if self.outcome != "applied":
             return ()
-        return tuple(it.silo for it in self.silos if it.examples and it.outcome != "refused" and not it.weight)
+        weighed = [it for it in self.silos if it.examples and it.outcome != "refused"]
+        return tuple(it.silo for it in weighed if not it.weight and not it.loss_reduction > 0.0)

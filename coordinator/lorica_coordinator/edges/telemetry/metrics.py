@@ -276,7 +276,7 @@ class CoordinatorMetrics:
             self.weight_fallbacks.inc()
         self.saturated.inc(result.saturated)
         for item in result.weights:
-            if not item.weight:
+            if item.nothing:
                 self.zero_weights.inc()
             self.weight.labels(item.silo).set(item.weight)
             self.share.labels(item.silo).set(item.share)

@@ -47,7 +47,7 @@ class MultiKrum(Robust):
         kept = {names[index] for index in krum.kept(distances, self._section.hostile_silos)}
         made = mean.reduce(key, base_model, [update for update in committed if update.silo in kept])
         left_out = (
-            SiloWeight(silo=one.silo, weight=0.0, share=0.0, capped=bool(one.caps))
+            SiloWeight(silo=one.silo, weight=0.0, share=0.0, capped=bool(one.caps), left_out=True)
             for one in cohort.silos
             if one.silo not in kept
         )
