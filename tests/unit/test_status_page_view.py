@@ -233,7 +233,7 @@ def test_everything_a_silo_brought_is_shown_where_it_may_be() -> None:
 def test_who_weighs_nothing_is_named_where_single_silos_are_shown() -> None:
     weightless = row(2)
     first, *others = weightless.silos
-    weightless = replace(weightless, silos=(replace(first, weight=0.0, share=0.0), *others))
+    weightless = replace(weightless, silos=(replace(first, loss_max=1.0, loss_min=1.0, weight=0.0, share=0.0), *others))
     note = f"{NAMES[0]} weighs nothing: its loss did not fall"
     assert [line.detail for line in view(rows=[row(1), weightless]).history] == [note, ""]
     assert note in rendered(view(rows=[weightless]))
