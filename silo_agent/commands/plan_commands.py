@@ -34,6 +34,12 @@ Plan = Annotated[
     typer.Argument(metavar="DIGEST", help="All 64 characters, as `plan show` prints them.", show_default=False),
 ]
 
+SECTIONS = (
+    *("schedule", "task", "training", "semi_supervised"),
+    *("adapters", "wire", "privacy", "aggregation", "evaluation"),
+)
+"""Of a plan, as `show` prints them: keys that touch training or what leaves."""
+
 
 @plan_app.command()
 def show(plan: Plan = "", config: Config = None, directory: Dir = None, as_json: Json = False) -> None:
@@ -352,7 +358,7 @@ def _described(facts: dict[str, Any]) -> str:
         "secure aggregation": aggregation,
     }
     lines = [f"plan {facts['name']}", *(f"{name:<20} {value}" for name, value in rows.items())]
-    for name in ("schedule", "training", "adapters", "wire", "privacy", "aggregation", "evaluation"):
+    for name in SECTIONS:
         lines += [f"{name:<20} {key} = {json.dumps(value)}" for key, value in facts[name].items()]
     lines += [f"{'override':<20} {_override(one)}" for one in facts["overrides"]]
     lines += [f"{'! unusual':<20} {line}" for line in facts["unusual"]]

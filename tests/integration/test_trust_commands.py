@@ -339,7 +339,7 @@ def test_every_setting_of_a_plan_is_shown_before_people_approve_it(silo: SiloFol
     text = said(silo, "plan", "show")
     assert "no scores: the plan has none" in text
     for section, values in bundle.plan.model_dump(mode="json").items():
-        if section in ("model", "adapters", "version", "federation"):
+        if section in ("model", "adapters", "semi_supervised", "version", "federation"):
             continue
         for key in values if isinstance(values, dict) else [section]:
             where = {"seed": "schedule"}.get(section, section)
@@ -353,6 +353,7 @@ def test_every_setting_of_a_plan_is_shown_before_people_approve_it(silo: SiloFol
             assert key == "name" or key == "overrides" or key in facts[where]
             assert key == "name" or f"{'override' if key == 'overrides' else key} " in text
     assert "adapters             rank = 0" in text
+    assert "semi_supervised      unlabelled = []" in text
     for name, digest in bundle.plan.model.files.items():
         assert f"{digest}\n" in text[text.index(f"digest of {name}") :]
 
