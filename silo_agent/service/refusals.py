@@ -21,7 +21,7 @@ from silo_agent.policy.rules import PolicyRules
 
 PROTOCOL_RULES: Final = (
     *("federation", "trusted_peers", "one_model", "release_groups", "one_sum_per_round"),
-    *("ranges", "as_planned", "initial_model", "one_lineage", "masking_memory", "shared_records"),
+    *("ranges", "as_planned", "initial_model", "one_lineage", "masking_memory", "shared_records", "labels"),
 )
 """Of secure aggregation, and of what a plan has: nothing in silo.toml turns them off."""
 REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
