@@ -57,7 +57,7 @@ class PersonalSection(Section):
 
     method: Literal["none", "finetune", "ditto", "heads", "adapters"] = "none"
     epochs: Annotated[int, Field(ge=1, le=1000)] = 3  # of the personal model, from each global model on
-    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # of personal and local model; 0: the plan's
+    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # of both, or of adapters alone; 0: the plan's
     ditto_lambda: Annotated[float, Field(gt=0, le=1000)] = 0.1  # how strongly ditto pulls towards the global model
     adapter_rank: Annotated[int, Field(ge=1, le=256)] = 8  # of the changes that "adapters" trains
 

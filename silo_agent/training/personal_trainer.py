@@ -44,7 +44,7 @@ Method = Literal["local", "finetune", "ditto", "heads", "adapters"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSettings:
-    """What this silo's people chose; a `learning_rate` of 0 is the plan's."""
+    """What this silo's people chose; a `learning_rate` of 0 is the plan's. With adapters it is of these alone."""
 
     method: Literal["finetune", "ditto", "heads", "adapters"]
     epochs: int
@@ -104,13 +104,13 @@ class PersonalTrainer:
         if self._own.method == "heads" and not self._head:
             raise ConfigurationError(
                 f'[personal] method = "heads" trains {OUTPUT_LAYER}, which the layout of plan '
-                f'{self._bundle.plan.name} does not have, as models do that tie it to their embedding: take "finetune" '
-                'or "ditto"'
+                f"{self._bundle.plan.name} does not have, as models do that tie it to their embedding: take "
+                '"finetune" or "ditto", or "adapters" where the plan has none'
             )
         if self._own.method == "adapters" and self._bundle.base_layout is not None:
             raise ConfigurationError(
                 f'[personal] method = "adapters" and plan {self._bundle.plan.name} trains adapters itself, which '
-                '"finetune" and "ditto" train on: take one of these'
+                '"finetune" trains on: take that'
             )
         pull = self._own.ditto_lambda if self._own.method == "ditto" else 0.0
         return self._goal(self._own.method, towards, epochs=self._own.epochs, pull=pull)
@@ -135,7 +135,8 @@ class PersonalTrainer:
     def _goal(self, method: Method, towards: Digest, *, epochs: int, pull: float) -> Goal:
         section = self._bundle.plan.training.for_silo(self._silo)
         changes: dict[str, object] = {"epochs": epochs, "steps": 0, "fedprox_mu": pull, "drift_correction": "none"}
-        if self._own.learning_rate:
+        # Of a low-rank change it is one of its own: the local model is trained whole, and to be compared with.
+        if self._own.learning_rate and (method, self._own.method) != ("local", "adapters"):
             changes["learning_rate"] = self._own.learning_rate
         own = {"adapter_rank": self._own.adapter_rank} if method == "adapters" else {}
         if section.optimizer == "adam_corrected":  # for noise, and there is none here

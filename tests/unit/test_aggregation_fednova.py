@@ -174,6 +174,10 @@ def test_a_plan_names_it_and_needs_no_loss() -> None:
             r'\[training\] fedprox_mu = 0.1 does not go with .*weighting = "fednova", which counts every step alike',
         ),
         (
+            {"training": {"steps": 4}},
+            r'\[training\] steps = 4 does not go with .*"fednova", .*it is "size": set it to 0',
+        ),
+        (
             {"training": {"overrides": {"a": {"learning_rate": 0.002}}}},
             r"\[training.overrides.a\] learning_rate = 0.002 .*: set it to that of \[training\], 0.001",
         ),

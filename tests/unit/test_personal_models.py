@@ -218,12 +218,16 @@ def test_without_labels_there_are_no_own_models() -> None:
         PersonalTrainer(bundle_of(random_model(0), **PLAN), without, "clinic", CPU, OWN)
 
 
-def test_the_local_model_makes_as_many_steps_as_the_whole_plan() -> None:
+def test_the_local_model_makes_as_many_steps_as_the_whole_plan_at_a_rate_for_whole_models(tmp_path: Path) -> None:
     own = trainer()
     assert (own.local().section.epochs, own.local().section.fedprox_mu) == (4 * 2, 0.0)
     overridden = {**PLAN["training"], "overrides": {"clinic": {"epochs": 5}}}
     assert trainer(training=overridden).local().section.epochs == 4 * 5
     noisy = {**PLAN["training"], "epochs": 1, "max_grad_norm": 1.0, "optimizer": "adam_corrected"}
+    assert trainer(replace(OWN, learning_rate=0.5)).local().section.learning_rate == 0.5
+    of_adapters = trainer(replace(OWN, method="adapters", learning_rate=0.5))
+    assert of_adapters.local().section.learning_rate == 3e-3, "the plan's: it is trained whole"
+    assert of_adapters.personal(written(tmp_path / "global", 7).manifest.digest).section.learning_rate == 0.5
     private = trainer(**{**PRIVATE, "training": noisy}).local().section
     assert private.epochs == 14  # 4 rounds of 5 steps of 2 records: 40 draws of 3 records
     assert private.optimizer == "adamw"

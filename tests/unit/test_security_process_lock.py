@@ -51,6 +51,7 @@ def test_a_brief_holder_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "lock"
     with start(path, "brief") as process:
         assert process.stdin is not None
+        assert holder(path) is None, "nobody who could be asked"
         looked = []
 
         def sleep(seconds: float) -> None:

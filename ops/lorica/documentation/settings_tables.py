@@ -139,7 +139,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     'model, `"heads"` trains on its output layer alone, `"adapters"` a low-rank change of it, `"ditto"` keeps one over '
     'the rounds and pulls it towards the global model; `"none"`: no such model.',
     "personal.epochs": "Epochs of the personal model, from each global model on.",
-    "personal.learning_rate": "Of the personal and the local model. 0: the plan's.",
+    "personal.learning_rate": 'Of the personal and the local model, with `"adapters"` of the personal one '
+    "alone. 0: the plan's.",
     "personal.ditto_lambda": "Ditto's lambda: how strongly it pulls towards the global model.",
     "personal.adapter_rank": 'Rank of the changes that `"adapters"` trains.',
 }

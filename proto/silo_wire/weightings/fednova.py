@@ -46,6 +46,13 @@ def _length(cohort: Sequence[Told]) -> float:
 
 
 def _clashes(training: Training) -> Iterator[Clash]:
+    if training.steps:
+        yield Clash(
+            key="[training] steps",
+            value=f"{training.steps}",
+            needed="0",
+            why='which bounds by a silo\'s steps what it may claim; where all make as many, it is "size"',
+        )
     if training.fedprox_mu:
         yield Clash(
             key="[training] fedprox_mu",

@@ -58,9 +58,10 @@ class ProcessLock:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = holder(self._path)
+                facts = _facts(self._path)
+                pid = _holding(self._path, facts)
             # Nobody is named for a moment by who has just taken it.
-            if time.monotonic() >= last or not (pid is None or _facts(self._path).get("brief")):
+            if time.monotonic() >= last or not (pid is None or facts.get("brief")):
                 who = f" (process {pid})" if pid else ""
                 raise Conflict(
                     f"another {self._purpose}{who} works on {self._path.parent}: stop it first, or use another folder"
@@ -82,12 +83,17 @@ class ProcessLock:
 
 
 def holder(path: Path) -> int | None:
-    """The process that holds the lock at `path` now, or None.
+    """The process that holds the lock at `path` now and is there to stay, or None.
 
     Read from the file and checked against the process table rather than by taking the lock, which could turn away a
     process that starts at this moment.
     """
     facts = _facts(path)
+    return None if facts.get("brief") else _holding(path, facts)
+
+
+def _holding(path: Path, facts: dict[str, Any]) -> int | None:
+    """The process that `facts` name, if it holds the lock at `path`."""
     pid, started = facts.get("pid"), facts.get("started")
     if not isinstance(pid, int):
         return None
