@@ -356,6 +356,17 @@ def test_impossible_quorum(folder: CoordinatorFolder) -> None:
     assert json.loads(coordinator(folder, "status", "--json").out)["phase"] == "idle"
 
 
+def test_nobody_with_labels(folder: CoordinatorFolder) -> None:
+    toml = folder.root / "state" / "plans" / PLAN / "plan.toml"
+    edit(toml, 'weighting = "lorar"', 'weighting = "equal"')
+    edit(toml, "unlabelled = []", 'unlabelled = ["hospital*", "bank*"]')
+    edit(toml, 'order = "alternate"', 'order = "together"')
+    coordinator(folder, "plan", "start", PLAN).is_refusal(
+        StateError, "unlabelled = ['hospital*', 'bank*']", "all 2 enrolled silos", "leave some out of it"
+    )
+    assert json.loads(coordinator(folder, "status", "--json").out)["phase"] == "idle"
+
+
 def test_plan_show_prints_every_digest_whole(folder: CoordinatorFolder) -> None:
     """People copy them from here, also out of a pipe or a narrow terminal."""
     value = json.loads(coordinator(folder, "plan", "show", PLAN, "--json").out)

@@ -111,6 +111,11 @@ class ForOperators(FederationParts):
                 f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and {enrolled} silos are enrolled: "
                 "enrol more or lower it"
             )
+        if not terms_of(plan).scored(population_of(self._loop.state)):
+            raise StateError(
+                f"plan {plan.name} has [semi_supervised] unlabelled = {list(plan.semi_supervised.unlabelled)}, which "
+                f"names all {enrolled} enrolled silos, so that nobody has labels: leave some out of it, or enrol more"
+            )
         if plan.aggregation.secure_aggregation:  # silos sign while they train
             await self.groups.propose_first(population_of(self._loop.state), colluders=plan.aggregation.colluders)
         # A plan that is known goes on from where it is: the machine looks at no model then.
