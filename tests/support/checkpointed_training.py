@@ -83,6 +83,18 @@ def dying_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: (_die if next(calls) == call else function)(*given, **named)
 
 
+def killed(work: Callable[[], object], function: str, number: int) -> None:
+    """Do `work` in a copy of this process, which has to be killed: before its `number`-th call of `os.function`."""
+    child = os.fork()
+    if child == 0:
+        setattr(os, function, dying_at(number, getattr(os, function)))
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0) == (child, signal.SIGKILL)
+
+
 def _trained_and_died(*given: Any, **named: Any) -> None:
     train_locally(*given, **named)
     _die()

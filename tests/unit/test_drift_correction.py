@@ -1,8 +1,6 @@
 """SCAFFOLD without a byte more: against an oracle that keeps every control variate, what a silo keeps on disk, and the
 plans that it goes with."""
 
-import os
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from silo_agent.training.update.control_state import ControlStates
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, Manifest, TensorSpec, manifest_of
 from silo_wire.plans.plan import Plan, PlanBundle
+from tests.support.checkpointed_training import killed
 from tests.support.tiny_t5 import CORPUS, bundle_of, random_model, silo_data
 
 Vector = NDArray[np.float32]
@@ -305,27 +304,6 @@ def test_a_state_that_cannot_be_written_keeps_the_update_back(tmp_path: Path) ->
 
 
 # ---- kills ----------------------------------------------------------------------------------------------------------
-
-
-def killed(work: Callable[[], object], function: str, number: int) -> None:
-    """Do `work` in a copy of this process that is killed before its `number`-th call of `os.function`."""
-    child = os.fork()
-    if child == 0:
-        original, calls = getattr(os, function), 0
-
-        def last(*arguments: object, **named: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **named)
-
-        setattr(os, function, last)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    assert os.waitpid(child, 0) == (child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("function", "number"), [("pwrite", 1), ("fsync", 1), ("fsync", 3), ("replace", 1)])

@@ -34,7 +34,7 @@ from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
 from silo_agent.rounds.effects import Activity, JournalActivity
 from silo_agent.service.ports import RoundModel
 from silo_agent.settings import PersonalSection
-from silo_agent.training.data.batches import collate, encode_examples
+from silo_agent.training.data.batches import Batch, collate, encode_examples
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.plan_model import PlanModel
@@ -76,15 +76,8 @@ def numbers(model: RoundModel) -> np.ndarray:
     return np.fromfile(model.file, dtype="<f4")
 
 
-def by_hand(start: RoundModel, towards: RoundModel, *, steps: int, rate: float, pull: float) -> np.ndarray:
-    """AdamW on the mean loss of all tokens plus pull/2 ||v - w||^2, by transformers' own loss and torch's optimizer."""
-    bundle = bundle_of(random_model(0), **PLAN)
-    plan_model = PlanModel(bundle, CPU)
-    plan_model.load(towards.file, towards.manifest)
-    origin = [parameter.detach().clone() for parameter in plan_model.parameters.tensors]
-    plan_model.load(start.file, start.manifest)
-    model, parameters = plan_model.t5, plan_model.parameters.tensors
-    section = bundle.plan.training
+def batch_of_pairs(plan_model: PlanModel) -> Batch:
+    section = plan_model.bundle.plan.training
     examples = encode_examples(
         plan_model.tokenizer,
         silo_data(PAIRS).train,
@@ -93,7 +86,18 @@ def by_hand(start: RoundModel, towards: RoundModel, *, steps: int, rate: float, 
         max_output_tokens=section.max_output_tokens,
         other_views=(),
     )
-    batch = collate(examples, [0, 1, 2], pad=model.config.pad_token_id, device=torch.device("cpu"))
+    return collate(examples, [0, 1, 2], pad=plan_model.t5.config.pad_token_id, device=torch.device("cpu"))
+
+
+def by_hand(start: RoundModel, towards: RoundModel, *, steps: int, rate: float, pull: float) -> np.ndarray:
+    """AdamW on the mean loss of all tokens plus pull/2 ||v - w||^2, by transformers' own loss and torch's optimizer."""
+    bundle = bundle_of(random_model(0), **PLAN)
+    plan_model = PlanModel(bundle, CPU)
+    plan_model.load(towards.file, towards.manifest)
+    origin = [parameter.detach().clone() for parameter in plan_model.parameters.tensors]
+    plan_model.load(start.file, start.manifest)
+    model, parameters = plan_model.t5, plan_model.parameters.tensors
+    batch = batch_of_pairs(plan_model)
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -175,7 +179,7 @@ def by_peft(start: RoundModel, *, seed: int, steps: int, rate: float) -> dict[st
     bundle = bundle_of(random_model(0), **PLAN)
     plan_model = PlanModel(bundle, CPU)
     plan_model.load(start.file, start.manifest)
-    model, section = plan_model.t5, bundle.plan.training
+    model = plan_model.t5
     with low_rank_changes(model, rank=2, seed=seed) as changes:
         first = [change.detach().clone() for change in changes]
     inject_adapter_in_model(LoraConfig(r=2, lora_alpha=4, target_modules=["q", "v"], bias="none"), model)
@@ -185,15 +189,7 @@ def by_peft(start: RoundModel, *, seed: int, steps: int, rate: float) -> dict[st
         with torch.no_grad():
             layer.lora_A["default"].weight.copy_(right)
         trained += [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-    examples = encode_examples(
-        plan_model.tokenizer,
-        silo_data(PAIRS).train,
-        schemas=None,
-        max_input_tokens=section.max_input_tokens,
-        max_output_tokens=section.max_output_tokens,
-        other_views=(),
-    )
-    batch = collate(examples, [0, 1, 2], pad=model.config.pad_token_id, device=torch.device("cpu"))
+    batch = batch_of_pairs(plan_model)
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
     for _ in range(steps):
         optimizer.zero_grad()

@@ -2,7 +2,6 @@
 be."""
 
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from silo_agent.training.update.client_update import Feedback, WrittenUpdate, wr
 from silo_agent.training.update.residual import Residuals
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, Manifest, manifest_of
+from tests.support.checkpointed_training import killed
 
 Vector = NDArray[np.float32]
 PLAN, OTHER_PLAN = Digest("aa" * 32), Digest("bb" * 32)
@@ -335,28 +335,6 @@ def test_an_update_that_cannot_be_written_is_named(silo: Silo) -> None:
 
 
 # ---- kill -9 --------------------------------------------------------------------------------------------------------
-
-
-def killed(work: Callable[[], object], function: str, number: int) -> None:
-    """Do `work` in a copy of this process that is killed before the `number`-th call of `os.function`, if there are so
-    many."""
-    child = os.fork()
-    if child == 0:
-        original, calls = getattr(os, function), 0
-
-        def last(*arguments: object, **named: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **named)
-
-        setattr(os, function, last)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    assert os.waitpid(child, 0) == (child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
