@@ -88,7 +88,8 @@ PRIVATE = {
 }
 DIVERGING = {**UNSCORED, "training.learning_rate": 3.0, "training.batch_size": 16}
 ONE_DIVERGES = {**UNSCORED, f"training.overrides.{BANK}.learning_rate": 3.0, "training.batch_size": 16}
-HOPELESS = {**UNSCORED, "training.epochs": 1000, "schedule.training_deadline_s": 1.0}
+HOPELESS = {**UNSCORED, "training.epochs": 100_000, "schedule.training_deadline_s": 1.0}
+"""Hours of training: each attempt goes on where the one before was, so that 1,000 epochs end after 18 attempts."""
 
 NEEDS_A_GPU = {"federation: Memory of GPUs", "silo: Memory of GPUs"}
 NOISE_AT_THE_COORDINATOR = {"security: Epsilon of the plan, share spent"}
@@ -166,7 +167,10 @@ class Watched:
             seen.update(firing())  # one may be over before another begins
             return seen >= set(alerts)
 
-        self.wait(all_were_seen)
+        try:
+            self.wait(all_were_seen)
+        except AssertionError as error:
+            raise AssertionError(f"{sorted(set(alerts) - seen)} do not fire") from error
         self.fired |= set(alerts)
 
     def start(self, plan: str, values: dict[str, Any]) -> None:
