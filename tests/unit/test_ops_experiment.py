@@ -103,6 +103,19 @@ def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, sai
         study(text)
 
 
+def test_a_variant_is_of_the_set_up_that_it_names_and_else_of_each() -> None:
+    runs = list(study(f'{FIXED}\n[variants.own]\nsetup = "finetuning"\n[variants.any]\n').runs())
+    assert [(run.setup, run.point["variant"]) for run in runs[:3]] == [
+        ("finetuning", "own"),
+        ("fedopt", "any"),
+        ("fedopt-lorar", "any"),
+    ]
+    assert "setup" not in runs[0].values
+    assert runs[1].key == next(iter(study(FIXED).runs())).key, "a variant's name is no value"
+    with pytest.raises(ConfigurationError, match="set-up 'fedsgd' is unknown"):
+        study(f'{FIXED}\n[variants.own]\nsetup = "fedsgd"\n')
+
+
 def test_a_study_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read"):
         Study.read(tmp_path / "none.toml")
@@ -411,6 +424,12 @@ def test_a_torn_last_line_is_no_result_and_spoils_none_that_comes_after(tmp_path
     append_result(tmp_path, {"run": "b", "seed": 2})
     append_result(tmp_path, {"run": "c", "seed": 3})
     assert [(line["run"], line["seed"]) for line in results(tmp_path)] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_numbers_of_a_line_have_five_digits_and_counts_all_of_theirs(tmp_path: Path) -> None:
+    append_result(tmp_path, {"run": "a", "test": [{"loss": 1 / 3, "right": "0011", "examples": 1234567, "on": True}]})
+    (line,) = results(tmp_path)
+    assert line["test"] == [{"loss": 0.33333, "right": "0011", "examples": 1234567, "on": True}]
 
 
 def test_a_run_that_stands_twice_among_the_results_counts_once(tmp_path: Path) -> None:
