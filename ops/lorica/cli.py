@@ -194,7 +194,7 @@ def experiment(
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to
     results.jsonl."""
     from lorica.experiments.definition import Study
-    from lorica.experiments.report import write_report
+    from lorica.experiments.reports.report import write_report
     from lorica.experiments.run import run_study
     from lorica.experiments.shard import Shard
 

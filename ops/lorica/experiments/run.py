@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lorica.experiments.averages import macro_average, micro_average
 from lorica.experiments.data import merged, own_copy, poisoned, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
-from lorica.experiments.report import write_report
+from lorica.experiments.reports.averages import macro_average, micro_average
+from lorica.experiments.reports.report import write_report
 from lorica.experiments.results_file import BY_MACRO, append_result, results
 from lorica.experiments.scoring import scores
 from lorica.experiments.shard import WHOLE, Shard

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lorica.experiments.definition import VARIANT, Study
-from lorica.experiments.intervals import Difference, Right, paired, right_of
+from lorica.experiments.reports.intervals import Difference, Right, paired, right_of
 from lorica.experiments.results_file import lines_of
 from lorica.hostile.named import NOBODY
 from lorica_security.errors import ConfigurationError
 
-STUDIES: Final = Path(__file__).parent / "studies"
+STUDIES: Final = Path(__file__).parents[1] / "studies"
 REFERENCE: Final = "equal"
 """The variant that others are held against."""
 Line = Mapping[str, Any]

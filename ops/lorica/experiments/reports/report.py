@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorica.experiments import hostile_report
-from lorica.experiments.averages import Score, macro_average, micro_average
 from lorica.experiments.definition import SETUPS, VARIANT, Study
-from lorica.experiments.intervals import RESAMPLES, Difference, paired, right_of
-from lorica.experiments.pictures import Curve, Curves, Dots, Picture, draw
+from lorica.experiments.reports import hostile_report
+from lorica.experiments.reports.averages import Score, macro_average, micro_average
+from lorica.experiments.reports.intervals import RESAMPLES, Difference, paired, right_of
+from lorica.experiments.reports.pictures import Curve, Curves, Dots, Picture, draw
 from lorica.experiments.results_file import BY_MACRO, results, results_files
 from lorica_coordinator.service.records import COMPLETED
 from lorica_security.errors import ConfigurationError
