@@ -90,7 +90,12 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
         ({**ALTERNATE, "teacher": "none", "min_labelled": 2}, {}, "min_labelled = 2 is read by silos without labels"),
         ({**TOGETHER, "min_labelled": 2}, {}, 'min_labelled = 2 is read with order = "alternate" alone'),
         ({**ALTERNATE, "min_labelled": 0}, {}, "greater than or equal to 1"),
-        ({**TOGETHER, "teacher": "mlm"}, {}, '[semi_supervised] teacher = "mlm" does not go with'),
+        (
+            {**TOGETHER, "teacher": "mlm", "loss": "answer"},
+            {},
+            'loss = answer is read with teacher = "ema" or "round" alone, and teacher is "mlm"',
+        ),
+        ({**TOGETHER, "teacher": "mlm", "min_confidence": 0.5}, {}, "min_confidence = 0.5 is read with teacher"),
         ({**TOGETHER, "unlabelled": ["*"]}, {}, "leaves no silo with labels"),
         ({**TOGETHER, "unlabelled": ["lab", "lab"]}, {}, "one stands there twice"),
         ({**TOGETHER, "teacher": "round", "ema_decay": 0.9}, {}, 'ema_decay = 0.9 is read with teacher = "ema" alone'),

@@ -281,10 +281,11 @@ POISON: list[Any] = [
 ]
 
 
-def test_what_stands_in_query_changes_no_byte_of_an_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("teacher", ["ema", "mlm"])
+def test_what_stands_in_query_changes_no_byte_of_an_update(tmp_path: Path, teacher: str) -> None:
     """Nor do dev and test, whatever these are: they are not even opened."""
     model = random_model(3)
-    bundle = plan(model)
+    bundle = plan(model, teacher=teacher)
     clean = load_silo_data(written(tmp_path / "clean"), labelled=False)
     _, expected = trained(bundle, model, clean, tmp_path / "of-clean")
     for number, poison in enumerate(POISON):
@@ -294,7 +295,9 @@ def test_what_stands_in_query_changes_no_byte_of_an_update(tmp_path: Path) -> No
         (folder / "test.jsonl").mkdir()
         data = load_silo_data(folder, labelled=False)
         assert (data.train, data.bad_lines, data.dev, data.test) == (clean.train, (), (), ())
-        if number % 4 == 0:  # the same examples give the same bytes; some say so of the whole way
+        if number % 4 == 0 and (
+            teacher == "ema" or not number
+        ):  # the same examples give the same bytes; some say so of the whole way
             _, update = trained(bundle, model, data, tmp_path / f"of-{number}")
             assert update == expected
     assert np.frombuffer(expected, "<f4").any()
