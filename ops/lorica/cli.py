@@ -149,6 +149,24 @@ def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, 
     done.require_no_problem()
 
 
+@app.command(name="verify")
+def verify_command(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="As coordinator export made it.", show_default=False)],
+    key: Annotated[str, typer.Option(help="The coordinator's identity key, 64 hexadecimal digits.")] = "",
+    silo: Annotated[
+        Path | None, typer.Option(help="In place of --key: folder of an agent that is enrolled there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The signed statement, for programs.")] = False,
+) -> None:
+    """Check offline which plan and rounds made an exported model, and that no file of it was changed; exit with 5 if
+    one was."""
+    from lorica.verify import key_of, told
+    from lorica_security.on_disk.provenance import verified
+
+    provenance = verified(model, key_of(key, silo))
+    print(provenance.statement.decode() if as_json else "\n".join(told(provenance)))
+
+
 @app.command()
 def experiment(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A study's TOML file.", show_default=False)],

@@ -12,6 +12,8 @@ from typing import Any
 from lorica_security.errors import StorageError
 
 RESULTS = "results.jsonl"
+BY_MACRO = "test_by_macro"
+"""In a line: the scores of the best model by MacroAvg on dev, where it is not the best by MicroAvg."""
 
 
 def results(out: Path) -> Iterator[dict[str, Any]]:
@@ -34,6 +36,15 @@ def lines_of(path: Path) -> Iterator[dict[str, Any]]:
             yield line
 
 
+def rounded(value: Any) -> Any:
+    """With five significant digits in each number that is not whole: lines are published, and nobody reads more."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(of_key) for key, of_key in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def append_result(out: Path, facts: Mapping[str, Any]) -> None:
     """On the disk when this returns, for what the line was made from is deleted next; raises StorageError."""
     path = out / RESULTS
@@ -43,7 +54,7 @@ def append_result(out: Path, facts: Mapping[str, Any]) -> None:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
-            file.write(f"{json.dumps(facts)}\n".encode())
+            file.write(f"{json.dumps(rounded(facts))}\n".encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -3,8 +3,8 @@ done again.
 
 A run is a simulated federation (ops/lorica/simulation), or one for each silo (`alone`), or one silo that has all data
 (`centralized`): the same rounds, the same number of epochs over the same examples for each. The best model by MicroAvg
-on dev is scored on each silo's test split. Runs need nothing of each other, so several are done at a time, each in a
-process of its own.
+on dev is scored on each silo's test split, and the best one by MacroAvg where that is another. Runs need nothing of
+each other, so several are done at a time, each in a process of its own.
 """
 
 import gc
@@ -29,7 +29,7 @@ from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
 from lorica.experiments.report import write_report
-from lorica.experiments.results_file import append_result, results
+from lorica.experiments.results_file import BY_MACRO, append_result, results
 from lorica.experiments.scoring import scores
 from lorica.hostile.backdoor import BACKDOOR
 from lorica.simulation.run import logging_to, silos_in, simulate
@@ -38,6 +38,7 @@ from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
 from lorica_coordinator.plans.model_source import ModelSource
 from lorica_coordinator.plans.plan_folder import create_plan, require_valid
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
@@ -48,6 +49,7 @@ ALL = SiloName("all")
 _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
+_FOLLOWS = ("weight", "loss_reduction", "outcome")
 _Outcome = dict[str, Any] | StateError
 """A run's line of results, or why it has none."""
 
@@ -196,10 +198,13 @@ class _Doing:
             case "centralized":
                 folder = merged(self.silos, self.work / "merged" / ALL)
                 parts = [(self.silos, self._simulated("plan", {ALL: folder}))]
-        by_silo: dict[str, dict[str, float]] = {}
+        test: dict[str, dict[str, Any]] = {}
+        by_macro: dict[str, dict[str, Any]] = {}
         for silos, simulated in parts:
-            by_silo |= scores(simulated, silos, self.settings, work=self.work)
-        return {
+            scored = scores(simulated, silos, self.settings, work=self.work)
+            test |= scored.by_micro
+            by_macro |= scored.by_macro
+        facts = {
             "run": self.run.key,
             "study": self.run.study.name,
             "setup": self.run.setup,
@@ -209,13 +214,14 @@ class _Doing:
             "torch": torch.__version__,
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
-            "test": by_silo,
-            "macro_exact_match": macro_average(by_silo.values(), "exact_match"),
-            "micro_exact_match": micro_average(by_silo.values(), "exact_match"),
-            "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
+            "test": test,
+            "macro_exact_match": macro_average(test.values(), "exact_match"),
+            "micro_exact_match": micro_average(test.values(), "exact_match"),
+            "rounds": [[_of_round(row) for row in simulated.rows] for _, simulated in parts],
             "losses": [simulated.losses for _, simulated in parts],
             "seconds": time.monotonic() - began,
         }
+        return facts if by_macro == test else {**facts, BY_MACRO: by_macro}
 
     def _facts_beside_hostile_silos(self) -> dict[str, Any]:
         """What the last model came to at honest silos. A federation that hostile silos brought to an end has no model,
@@ -278,6 +284,16 @@ class _Doing:
         )
         gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
         return simulated
+
+
+def _of_round(row: RoundRow) -> dict[str, Any]:
+    """Without what follows from the rest."""
+    facts = round_facts(row)
+    told = {
+        silo: {key: value for key, value in of_silo.items() if key not in _FOLLOWS and value is not None}
+        for silo, of_silo in facts["silos"].items()
+    }
+    return {**facts, "silos": told}
 
 
 def commit() -> str:
