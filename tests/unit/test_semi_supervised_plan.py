@@ -18,6 +18,22 @@ from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
 TOGETHER = {"unlabelled": ["ward-*", "lab"], "order": "together"}
 
+ALTERNATE = {"unlabelled": ["ward-*", "lab"]}
+"""The default order, whose two rounds have a length of their own."""
+IN_TURN: dict[str, dict[str, Any]] = {
+    "aggregation": {"weighting": "equal", "momentum": 0.0},
+    "schedule": {"rounds": 2, "min_silos": 2},
+}
+
+
+def changed(key: str, value: Any, **more: Any) -> dict[str, Any]:
+    """Sections that go with ALTERNATE, but for what is changed in them."""
+    sections = {name: dict(section) for name, section in IN_TURN.items()}
+    for path, one in {key: value, **more}.items():
+        section, name = path.split(".")
+        sections.setdefault(section, {})[name] = one
+    return sections
+
 
 def plan(section: dict[str, Any] | None = None, **more: Any) -> Plan:
     value = plan_value()
@@ -51,8 +67,29 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("section", "more", "said"),
     [
-        ({"unlabelled": ["lab"]}, {}, '[semi_supervised] order = "alternate" does not go with'),
-        ({**TOGETHER, "teacher": "none"}, {}, '[semi_supervised] teacher = "none" does not go with'),
+        *(
+            (ALTERNATE, changed(key, value, **more), f'does not go with [semi_supervised] order = "alternate"{why}')
+            for key, value, more, why in (
+                ("aggregation.server_optimizer", "adam", {}, ", which has another length of step"),
+                ("aggregation.server_learning_rate", 0.5, {}, ", where the kind of round says how far"),
+                ("aggregation.momentum", 0.9, {}, ", where a step would go on with that of other silos"),
+                ("aggregation.reducer", "median", {}, ", whose rounds are not all of silos enough"),
+                ("aggregation.step_length", "fedexp", {}, ", where the kind of round says how far"),
+                ("aggregation.max_weight_share", 0.5, {}, ", which cannot hold in a round of min_labelled = 1"),
+                ("privacy.level", "silo", {"privacy.noise_multiplier": 1.0}, ", whose noise is for sums of the same"),
+                ("adapters.train", "alternate", {"adapters.rank": 2}, ", where one half would be trained with labels"),
+                ("adapters.train", "reproject", {"adapters.rank": 2}, ", whose step is no mean"),
+                ("schedule.rounds", 3, {}, ", where two rounds are one of the paper's"),
+            )
+        ),
+        (
+            {**TOGETHER, "teacher": "none"},
+            {},
+            "[semi_supervised] order = together is read by silos without labels alone, and teacher",
+        ),
+        ({**ALTERNATE, "teacher": "none", "min_labelled": 2}, {}, "min_labelled = 2 is read by silos without labels"),
+        ({**TOGETHER, "min_labelled": 2}, {}, 'min_labelled = 2 is read with order = "alternate" alone'),
+        ({**ALTERNATE, "min_labelled": 0}, {}, "greater than or equal to 1"),
         ({**TOGETHER, "teacher": "mlm"}, {}, '[semi_supervised] teacher = "mlm" does not go with'),
         ({**TOGETHER, "unlabelled": ["*"]}, {}, "leaves no silo with labels"),
         ({**TOGETHER, "unlabelled": ["lab", "lab"]}, {}, "one stands there twice"),
@@ -100,6 +137,35 @@ def test_what_does_not_go_together_is_refused_by_name(section: dict[str, Any], m
 @pytest.mark.parametrize("weighting", ["equal", "size"])
 def test_silo_level_privacy_and_both_weightings_go_with_it(weighting: str) -> None:
     assert plan(aggregation={"weighting": weighting}).semi_supervised.unlabelled
+
+
+def test_rounds_in_turn_go_with_what_makes_them_equation_4() -> None:
+    made = plan(ALTERNATE, **IN_TURN)
+    terms = terms_of(made)
+    assert (terms.takes_turns, terms.min_labelled, terms.min_silos) == (True, 1, 2)
+    assert terms_of(plan()).labelled_alone == "never"
+    assert terms_of(plan({**ALTERNATE, "teacher": "none"})).labelled_alone == "always"
+
+
+@pytest.mark.parametrize(
+    ("section", "silos", "said"),
+    [
+        (ALTERNATE, ["clinic", "lab", "ward-1"], ""),
+        (ALTERNATE, ["clinic"], "min_silos = 2 and 1 silos are enrolled"),
+        (ALTERNATE, ["lab", "ward-1"], "which names all 2 enrolled silos, so that nobody has labels"),
+        (ALTERNATE, ["clinic", "bank", "lab"], "min_silos = 2 for rounds of silos without labels, and 1 of 3 enrolled"),
+        ({**ALTERNATE, "min_labelled": 2}, ["clinic", "lab", "ward-1"], "min_labelled = 2 and 1 of 3 enrolled silos"),
+        ({**ALTERNATE, "teacher": "none"}, ["clinic", "lab", "ward-1"], "min_silos = 2 and 1 of 3 enrolled silos have"),
+        ({**ALTERNATE, "teacher": "none"}, ["clinic", "bank"], ""),
+        (TOGETHER, ["clinic", "lab"], ""),
+    ],
+)
+def test_no_plan_starts_whose_kinds_of_rounds_cannot_begin(
+    section: dict[str, Any], silos: list[str], said: str
+) -> None:
+    why = plan(section, **IN_TURN).too_few(silos)
+    assert said in why
+    assert bool(said) == bool(why)
 
 
 def test_plans_without_it_keep_their_digests_and_with_it_travel() -> None:
