@@ -144,18 +144,34 @@ class Coordinator:
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
         """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""
         from lorica_coordinator.edges.models.export import export_model
+        from lorica_coordinator.edges.models.provenance import provenance_of
 
         bundle = self.shelf.bundle(plan)
         store = self.open_store()
         try:
-            signed = store.signed_model(plan, model)
+            signed, rounds = store.signed_model(plan, model), store.rounds(plan, 0)
         finally:
             store.close()
         if signed is None:
             raise StateError(
                 f"model {model} is not in the records of plan {bundle.plan.name}: restore the state from backup"
             )
-        export_model(bundle, self.models(bundle), model, target, base=self.base(bundle), round_number=signed.round)
+        export_model(
+            bundle,
+            self.models(bundle),
+            model,
+            target,
+            base=self.base(bundle),
+            round_number=signed.round,
+            provenance=lambda files: provenance_of(
+                bundle.plan,
+                signed,
+                rounds=rounds,
+                head=self.audit().signed_head().head,
+                now=time.time(),
+                files=files,
+            ).signed(self.keys.identity),
+        )
 
     def open_store(self) -> "SqlRoundStore":
         from lorica_coordinator.edges.database.round_store import SqlRoundStore

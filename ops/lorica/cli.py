@@ -149,6 +149,24 @@ def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, 
     done.require_no_problem()
 
 
+@app.command(name="verify")
+def verify_command(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="As coordinator export made it.", show_default=False)],
+    key: Annotated[str, typer.Option(help="The coordinator's identity key, 64 hexadecimal digits.")] = "",
+    silo: Annotated[
+        Path | None, typer.Option(help="In place of --key: folder of an agent that is enrolled there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The signed statement, for programs.")] = False,
+) -> None:
+    """Check offline which plan and rounds made an exported model, and that no file of it was changed; exit with 5 if
+    one was."""
+    from lorica.verify import key_of, told
+    from lorica_security.on_disk.provenance import verified
+
+    provenance = verified(model, key_of(key, silo))
+    print(provenance.statement.decode() if as_json else "\n".join(told(provenance)))
+
+
 @app.command()
 def experiment(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A study's TOML file.", show_default=False)],
@@ -168,20 +186,26 @@ def experiment(
     threads: Annotated[
         int, typer.Option(min=0, help="Threads of PyTorch in each run; 0: the cores, shared among the jobs.")
     ] = 0,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Every N-th run alone, from the I-th on; shards share --out.")
+    ] = "1/1",
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to
     results.jsonl."""
     from lorica.experiments.definition import Study
-    from lorica.experiments.report import write_report
+    from lorica.experiments.reports.report import write_report
     from lorica.experiments.run import run_study
+    from lorica.experiments.shard import Shard
 
+    part = Shard.from_text(shard)
     study = Study.read(file)
     if report:
         print(write_report(study, out))
         return
     of_data = file.parent if data is None else data
-    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, console=terminal()))
+    console = terminal()
+    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, shard=part, console=console))
 
 
 @app.command()

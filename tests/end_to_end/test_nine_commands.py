@@ -16,8 +16,10 @@ from transformers import AutoTokenizer, T5ForConditionalGeneration
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
+from lorica.verify import key_of
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
+from lorica_security.on_disk.provenance import verified
 from silo_agent.training.data.schema import Schema, serialise
 from silo_agent.training.data.serialisation import model_input
 from tests.support.federation import Federation
@@ -112,6 +114,16 @@ def test_the_exported_folder_loads_and_gives_the_answers_that_the_silos_get(
     it.wait(it.finished)
     folder = it.root / "exported"
     it.coordinator("export", str(folder))
+    shown = json.loads(it.coordinator("status", "--json"))
+    records = json.loads(it.coordinator("rounds", "--json"))
+    statement = verified(folder, key_of("", it.root / "agents" / SILOS[0]))
+    assert (statement.plan, statement.model) == (shown["plan_digest"], shown["best_model_digest"])
+    applied = [record for record in records if record["outcome"] == "applied"]
+    assert [(made.round, made.silos, made.model) for made in statement.rounds] == [
+        (record["round"], len(SILOS), record["model_digest"]) for record in applied
+    ]
+    best = {record["model_digest"]: record["micro_exact_match"] for record in applied}.get(statement.model)
+    assert statement.exact_match == best
     model = T5ForConditionalGeneration.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     bundle = Coordinator.load(CoordinatorFolder(it.folder)).shelf.compile("default")

@@ -14,7 +14,9 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
+from lorica.verify import key_of
 from lorica_security.errors import StateError
+from lorica_security.on_disk.provenance import verified
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -117,6 +119,9 @@ def test_what_the_coordinator_shows_is_nothing_of_one_silo(federation: Federatio
 def test_adapters_alone_went_over_the_wire_and_the_export_is_a_whole_model(federation: Federation) -> None:
     folder = federation.root / "exported"
     federation.coordinator("export", str(folder))
+    statement = verified(folder, key_of("", federation.root / "agents" / SILOS[0]))
+    assert (statement.promise.level, statement.promise.epsilon) == ("record", 6.0)
+    assert statement.exact_match is None, "no score of private silos is told"
     loaded, report = T5ForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     models = list((federation.root / "agents" / SILOS[0] / "models").glob("*.model"))

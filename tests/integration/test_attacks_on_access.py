@@ -41,6 +41,7 @@ from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import Identity, Role, SiloName
 from lorica_security.identity.endorsement import endorse_renewal
 from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.on_disk.provenance import PROVENANCE_FILE, verified
 from lorica_security.on_disk.reading import read_log
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.csr import certificate_request
@@ -654,7 +655,9 @@ async def test_operators_commands_from_another_host(
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert {"config.json", "model.safetensors", "README.md"} <= names
     await typed("export", str(tmp_path / "beside"), "--dir", host)
-    for name in names:
+    key = at.coordinator.keys.identity.public_key()
+    assert verified(tmp_path / "model", key).files == verified(tmp_path / "beside", key).files
+    for name in names - {PROVENANCE_FILE}:
         assert (tmp_path / "model" / name).read_bytes() == (tmp_path / "beside" / name).read_bytes()
     assert not any((at.coordinator.settings.state_folder / "exports").iterdir())
     with pytest.raises(ConfigurationError, match="on the coordinator's own"):

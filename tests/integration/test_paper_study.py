@@ -114,8 +114,11 @@ def test_all_eight_silos_train_as_the_paper_has_it(done: tuple[dict[str, Any], s
     assert [row["outcome"] for row in rounds] == ["applied"] * ROUNDS
     for row in rounds:
         assert set(row["silos"]) == set(SIZES)
-        for silo in row["silos"].values():
-            assert silo["weight"] == pytest.approx(silo["examples"] * silo["loss_reduction"])
+        weights = {
+            name: silo["examples"] * (silo["loss_max"] - silo["loss_min"]) for name, silo in row["silos"].items()
+        }
+        for name, silo in row["silos"].items():
+            assert silo["share"] == pytest.approx(weights[name] / sum(weights.values()), rel=0.01)
     assert set(done[0]["test"]) == set(SIZES)
 
 
@@ -130,6 +133,7 @@ def test_what_is_scored_on_test_is_the_best_by_micro_average_of_all_dev_sets_eve
     assert fifth["micro_exact_match"] > last["micro_exact_match"]
     assert fifth["macro_exact_match"] < last["macro_exact_match"]
     assert best == fifth["model"] != last["model"]
+    assert set(line["test_by_macro"]) == set(SIZES), "the best by MacroAvg is the last one, and scored as well"
 
 
 def compiled(study: Study, setup: str, folder: Path) -> PlanBundle:

@@ -88,8 +88,8 @@ PRIVATE = {
 }
 DIVERGING = {**UNSCORED, "training.learning_rate": 3.0, "training.batch_size": 16}
 ONE_DIVERGES = {**UNSCORED, f"training.overrides.{BANK}.learning_rate": 3.0, "training.batch_size": 16}
-HOPELESS = {**UNSCORED, "training.epochs": 100_000, "schedule.training_deadline_s": 1.0}
-"""Hours of training: each attempt goes on where the one before was, so that 1,000 epochs end after 18 attempts."""
+HOPELESS = {**UNSCORED, "training.epochs": 1000, "training.batch_size": 1, "schedule.training_deadline_s": 1.0}
+"""32,000 steps, some hundreds of attempts: each goes on where the one before was."""
 
 NEEDS_A_GPU = {"federation: Memory of GPUs", "silo: Memory of GPUs"}
 NOISE_AT_THE_COORDINATOR = {"security: Epsilon of the plan, share spent"}

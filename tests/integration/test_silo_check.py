@@ -49,6 +49,7 @@ from tests.support.federation_peer import FEDERATION, SILO, FederationPeer, Test
 from tests.support.postgresql import running_postgresql
 from tests.support.release_groups import hold_groups
 from tests.support.secagg_federation import attempt
+from tests.support.tiny_t5 import bundle_of, random_model
 from tests.unit.test_agent_private_rounds import BUNDLE as PRIVATE
 
 NET, OTHER = TestNet.create(age=timedelta(days=30)), TestNet.create()
@@ -534,6 +535,34 @@ async def test_a_group_that_is_smaller_than_policy_asks_for_is_noticed_with_what
     assert all(str(cost) in one and "silo-level privacy" in one for one in noticed)
 
 
+async def test_the_data_card_is_shown_and_held_out_questions_that_training_has_are_a_notice(case: Case) -> None:
+    shown = {it.name: it for it in await case.checks()}
+    assert shown["train split"].outcome is Outcome.PASSED
+    assert " words (longest " in shown["train split"].detail
+    line = (case.data / "train.jsonl").read_text().splitlines()[0]
+    with (case.data / "dev.jsonl").open("a") as file:
+        file.write(json.dumps({**json.loads(line), "id": "asked-again"}) + "\n")
+    noticed = [it.detail for it in await case.checks() if (it.name, it.outcome) == ("dev split", Outcome.NOTICE)]
+    assert [it.partition(" of its ")[0] for it in noticed] == ["1"]
+
+
+async def test_lines_that_the_plan_cuts_are_counted(case: Case) -> None:
+    async def told() -> str:
+        return next(it.detail for it in await case.checks() if it.name == "what the plan cuts")
+
+    training = {"max_input_tokens": 60, "max_output_tokens": 50, "schema_in_input": False}
+    PlanStore(case.folder.plans).keep_refused(bundle_of(random_model(), training=training))
+    lines = (case.data / "train.jsonl").read_text().splitlines()
+    before = await told()
+    with (case.data / "train.jsonl").open("a") as file:
+        longer = {"id": "long", "question": "how many beds " * 60, "query": f"SELECT {', '.join(60 * ['a'])}"}
+        file.write(json.dumps({**json.loads(lines[0]), **longer}) + "\n")
+    assert before.startswith(f"of {len(lines)} inputs 0 are cut at 60 tokens; of answers 0 at 50, and ")
+    assert (await told()).startswith(f"of {len(lines) + 1} inputs 1 are cut at 60 tokens; of answers 1 at 50, and ")
+    case.offered()
+    assert (await told()).startswith("the plan's files make no model: ")
+
+
 async def test_which_walls_hold_the_sql_is_tried_and_a_missing_one_is_noticed(case: Case) -> None:
     async def told() -> list[tuple[Outcome, str]]:
         return [(it.outcome, it.detail) for it in await case.checks() if "jail" in it.name]
@@ -659,6 +688,6 @@ def test_the_command_names_them_with_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "silo").mkdir(mode=0o700)
     done = run_command(main, "check", "--json", "--dir", tmp_path / "silo", "--data", tmp_path / "nowhere")
     assert done.code == 3
-    assert done.err == "silo-agent: 2 of 22 checks failed: files and permissions, data\n"
+    assert done.err == "silo-agent: 2 of 23 checks failed: files and permissions, data\n"
     assert '"misconfiguration": "not-enrolled"' in done.out
     assert '"misconfiguration": "data-missing"' in done.out

@@ -14,7 +14,7 @@ import pytest
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
-from lorica.simulation.round_file import round_file
+from lorica.simulation.model_files import round_file
 from lorica.simulation.run import silos_in, simulate
 from lorica.simulation.silo import settings_of
 from lorica.simulation.workers.children import children

@@ -24,6 +24,7 @@ from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.named import WEIGHTINGS
 from silo_wire.weightings.q_fedavg import Q_FEDAVG
 from silo_wire.weightings.size import SIZE
+from silo_wire.weightings.sqrt_size import SQRT_SIZE
 from silo_wire.weightings.weighting import Weighting
 
 NAMES = [silo_name(name) for name in ("bank", "clinic", "hospital")]
@@ -117,6 +118,7 @@ def test_every_weighting_with_every_optimizer_in_float64(optimizer: ServerOptimi
     weights = {
         LORAR: [200.0, 150.0, 75.0],
         SIZE: [100.0, 300.0, 600.0],
+        SQRT_SIZE: [10.0, 300.0**0.5, 600.0**0.5],
         LOSS_REDUCTION: [2.0, 0.5, 0.125],
         EQUAL: [1.0, 1.0, 1.0],
         FEDNOVA: [100.0, 300.0, 600.0],  # one step each

@@ -21,6 +21,7 @@ from silo_wire.weightings.lorar import LORAR
 from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.named import WEIGHTINGS, weighting_named
 from silo_wire.weightings.size import SIZE
+from silo_wire.weightings.sqrt_size import SQRT_SIZE
 from silo_wire.weightings.weighting import Weighting
 
 
@@ -44,6 +45,7 @@ def shares(cohort: CohortWeights) -> list[float]:
     [
         (LORAR, [200.0, 150.0, 150.0], 500.0),
         (SIZE, [100.0, 300.0, 600.0], 1000.0),
+        (SQRT_SIZE, [10.0, math.sqrt(300.0), math.sqrt(600.0)], 10.0 + math.sqrt(300.0) + math.sqrt(600.0)),
         (LOSS_REDUCTION, [2.0, 0.5, 0.25], 2.75),
         (EQUAL, [1.0, 1.0, 1.0], 3.0),
     ],
@@ -61,7 +63,7 @@ def test_each_weighting_by_hand(weighting: Weighting, raw_weights: list[float], 
 
 def test_a_weighting_is_known_by_its_plan_name() -> None:
     names = [weighting.name for weighting in WEIGHTINGS]
-    assert names == ["lorar", "size", "loss_reduction", "equal", "fednova", "q_fedavg"]
+    assert names == ["lorar", "size", "sqrt_size", "loss_reduction", "equal", "fednova", "q_fedavg"]
     assert [weighting_named(name, fairness=1.0) for name in names] == list(WEIGHTINGS)
 
 

@@ -17,7 +17,7 @@ from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import write_silo
 from lorica.experiments.data import merged, own_copy, require_same
 from lorica.experiments.definition import SETUPS, Run, Study
-from lorica.experiments.report import changes, loss_curves, share_curves, spread, write_report
+from lorica.experiments.reports.report import changes, loss_curves, share_curves, spread, write_report
 from lorica.experiments.results_file import RESULTS, append_result, results
 from lorica.experiments.run import run_study
 from lorica.simulation.run import silos_in
@@ -101,6 +101,19 @@ def test_what_makes_a_set_up_wins_over_the_study_and_its_own_values_over_all() -
 def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         study(text)
+
+
+def test_a_variant_is_of_the_set_up_that_it_names_and_else_of_each() -> None:
+    runs = list(study(f'{FIXED}\n[variants.own]\nsetup = "finetuning"\n[variants.any]\n').runs())
+    assert [(run.setup, run.point["variant"]) for run in runs[:3]] == [
+        ("finetuning", "own"),
+        ("fedopt", "any"),
+        ("fedopt-lorar", "any"),
+    ]
+    assert "setup" not in runs[0].values
+    assert runs[1].key == next(iter(study(FIXED).runs())).key, "a variant's name is no value"
+    with pytest.raises(ConfigurationError, match="set-up 'fedsgd' is unknown"):
+        study(f'{FIXED}\n[variants.own]\nsetup = "fedsgd"\n')
 
 
 def test_a_study_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -288,6 +301,43 @@ def test_what_lorar_changes_stands_in_order_of_training_examples_and_of_test_exa
     assert change.seeds == 1
 
 
+ROWS = """
+[variants.size]
+"aggregation.weighting" = "size"
+[variants.lorar]
+"aggregation.weighting" = "lorar"
+"aggregation.reduction_memory" = 0.5
+[variants.finetuning]
+setup = "finetuning"
+"""
+
+
+def test_rows_whose_questions_are_told_stand_beside_each_other_with_intervals_by_either_choice(tmp_path: Path) -> None:
+    one = study(FIXED.replace(', "fedopt-lorar"]', "]") + ROWS)
+    answers = {"size": "1000", "lorar": "1110", "finetuning": "1100"}
+    for run in one.runs():
+        facts = line(run, 0.5)
+        facts["rounds"][0][1]["macro_exact_match"] = facts["rounds"][0][0]["macro_exact_match"] = 0.5
+        for silo, right in (("clinic", answers[str(run.point["variant"])]), ("insurer", "0001")):
+            facts["test"][silo] |= {"right": right, "exact_match": right.count("1") / 4}
+        if run.point["variant"] == "size":
+            better = {silo: {**score, "right": "1111", "exact_match": 1.0} for silo, score in facts["test"].items()}
+            facts["test_by_macro"] = better
+        append_result(tmp_path, facts)
+    page = write_report(one, tmp_path).read_text()
+    by_micro, by_macro = page.split("### By the model with the best MacroAvg on dev")
+    assert "| FedOPT (size) | 25.0 ± 0.0 | 25.0 ± 0.0 | 25.0 ± 0.0 |" in by_micro
+    assert "| FedOPT (size) | 100.0 ± 0.0 | 100.0 ± 0.0 | 100.0 ± 0.0 |" in by_macro
+    assert "| FedOPT (lorar) | 25.0 ± 0.0 | 75.0 ± 0.0 |" in page, "without clinic, without insurer"
+    assert "| MacroAvg, points more than | Finetuning | FedOPT (size) | FedOPT (lorar) |" in page
+    assert "| FedOPT (lorar) | +12.5 [+0.0, +37.5] | +25.0 [+0.0, +50.0] |  |" in page, "by MicroAvg"
+    assert "| FedOPT (lorar) | +12.5 [+0.0, +37.5] | -50.0 [-75.0, -25.0] |  |" in page, "size is another model then"
+    assert "Of lorar: `aggregation.weighting = lorar`" in page
+    for figure in ("5", "5-macro", "5-loss", "3-lorar", "4-lorar", "shares-size"):
+        assert (tmp_path / f"figure-{figure}.svg").exists()
+        assert f"(figure-{figure}.svg)" in page
+
+
 def test_each_point_of_a_grid_has_its_own_rows_and_pictures(tmp_path: Path) -> None:
     def score(run: Run) -> float:
         return 0.2 + (run.setup == "fedopt-lorar") * (0.1 if run.point["training.learning_rate"] == 1e-3 else 0.3)
@@ -411,6 +461,12 @@ def test_a_torn_last_line_is_no_result_and_spoils_none_that_comes_after(tmp_path
     append_result(tmp_path, {"run": "b", "seed": 2})
     append_result(tmp_path, {"run": "c", "seed": 3})
     assert [(line["run"], line["seed"]) for line in results(tmp_path)] == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_numbers_of_a_line_have_five_digits_and_counts_all_of_theirs(tmp_path: Path) -> None:
+    append_result(tmp_path, {"run": "a", "test": [{"loss": 1 / 3, "right": "0011", "examples": 1234567, "on": True}]})
+    (line,) = results(tmp_path)
+    assert line["test"] == [{"loss": 0.33333, "right": "0011", "examples": 1234567, "on": True}]
 
 
 def test_a_run_that_stands_twice_among_the_results_counts_once(tmp_path: Path) -> None:

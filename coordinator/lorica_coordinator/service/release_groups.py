@@ -81,6 +81,7 @@ class ReleaseGroups:
         self.stood: EarlierGroups | None = None
         """The newest that stood here before this coordinator began, where somebody knows."""
         self._held: _Held | None = None
+        self._digest: tuple[tuple[object, ...], bytes] = ((), b"")
         self.on_change: list[Callable[[], None]] = []
         self.on_standing: list[Callable[[SignedLink], None]] = []
 
@@ -110,9 +111,14 @@ class ReleaseGroups:
 
     @property
     def digest(self) -> bytes:
-        """Of everything that a silo may want to fetch."""
-        parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
-        return digest("release-groups-standing", len(self._chain), parts, self._word)
+        """Of everything that a silo may want to fetch; computed anew only where that was replaced, since each order of
+        each silo asks for it."""
+        source = self._chain, self._proposed, self._word
+        known = self._digest[0]
+        if len(known) != len(source) or any(old is not new for old, new in zip(known, source, strict=True)):
+            parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
+            self._digest = source, digest("release-groups-standing", len(self._chain), parts, self._word)
+        return self._digest[1]
 
     @property
     def _all(self) -> tuple[SignedLink, ...]:

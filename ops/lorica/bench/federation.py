@@ -37,7 +37,11 @@ POLL_S = 0.02
 PREPARING_S = 30.0
 WRITTEN_LATELY_NS = 100_000_000
 LONGEST_ROUND_S = 3600.0
-_COORDINATOR_IMPORTS = ("lorica_coordinator.cli", "lorica_coordinator.edges.sums.aggregator")
+_COORDINATOR_IMPORTS = (  # what `coordinator serve` imports before it serves: the program itself imports nothing of it
+    "lorica_coordinator.commands.host_commands",
+    "lorica_coordinator.composition",
+    "lorica_coordinator.edges.sums.aggregator",
+)
 _AGENT_IMPORTS = (
     "lorica.bench.constant_silo",
     "silo_agent.edges.workshop.workshop",

@@ -117,6 +117,8 @@ _ATTACK: Final = "hostile.attack"
 _COUNT: Final = "hostile.count"
 VARIANT: Final = "variant"
 """In a run's point: the name of its variant."""
+_SETUP: Final = "setup"
+"""In a variant: the one set-up that it is of."""
 
 
 class HostileSection(Section):
@@ -169,9 +171,8 @@ class Study(Section):
     plan: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
-    variants: dict[str, dict[str, Value]] = Field(
-        default_factory=dict
-    )  # values that go together, by name; each in turn
+    # values that go together, by name; each in turn, with each set-up, or with the one that it names as `setup`
+    variants: dict[str, dict[str, Value]] = Field(default_factory=dict)
     hostile: HostileSection | None = None
 
     @field_validator("setups")
@@ -212,6 +213,12 @@ class Study(Section):
                 run.study.hostile.at(run.point)
         return self
 
+    @field_validator("variants")
+    @classmethod
+    def _variants_of_known_set_ups(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
+        cls._known(tuple(str(values[_SETUP]) for values in value.values() if _SETUP in values))
+        return value
+
     @model_validator(mode="after")
     def _each_run_once(self) -> "Study":
         seen: set[str] = set()
@@ -243,8 +250,10 @@ class Study(Section):
         points = [point for point in points if not self._counts_nobody_again(point)]
         if self.variants:
             points = [{**point, VARIANT: name} for point in points for name in self.variants]
-        for seed, point, setup in itertools.product(self.seeds, points, self.setups):
-            yield Run(study=self, setup=setup, seed=seed, point=point)
+        for seed, point in itertools.product(self.seeds, points):
+            own = self.variants.get(str(point.get(VARIANT)), {}).get(_SETUP)
+            for setup in self.setups if own is None else (str(own),):
+                yield Run(study=self, setup=setup, seed=seed, point=point)
 
     def _counts_nobody_again(self, point: Mapping[str, Value]) -> bool:
         """Where nobody is hostile, their number says nothing: only its first value is run."""
@@ -265,6 +274,7 @@ class Run:
         """Of the plan: the study's, the set-up's, the variant's, the grid's, and what the study has for this set-up
         alone; later ones win."""
         variant = self.study.variants.get(str(self.point.get(VARIANT)), {})
+        variant = {key: value for key, value in variant.items() if key != _SETUP}
         point = {key: value for key, value in self.point.items() if key not in (_ATTACK, _COUNT, VARIANT)}
         own = self.study.only.get(self.setup, {})
         return {**self.study.plan, **SETUPS[self.setup].values, **variant, **point, **own}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lorica.hostile.backdoor import TARGET, triggered
-from lorica.simulation.round_file import round_file
+from lorica.simulation.model_files import round_file
 from lorica.simulation.silo import settings_of
 from lorica.simulation.simulated import Simulated
 from lorica_security.identifiers import SiloName

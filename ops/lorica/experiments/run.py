@@ -3,8 +3,8 @@ done again.
 
 A run is a simulated federation (ops/lorica/simulation), or one for each silo (`alone`), or one silo that has all data
 (`centralized`): the same rounds, the same number of epochs over the same examples for each. The best model by MicroAvg
-on dev is scored on each silo's test split. Runs need nothing of each other, so several are done at a time, each in a
-process of its own.
+on dev is scored on each silo's test split, and the best one by MacroAvg where that is another. Runs need nothing of
+each other, so several are done at a time, each in a process of its own.
 """
 
 import gc
@@ -23,14 +23,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lorica.experiments.averages import macro_average, micro_average
 from lorica.experiments.data import merged, own_copy, poisoned, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
-from lorica.experiments.report import write_report
-from lorica.experiments.results_file import append_result, results
+from lorica.experiments.reports.averages import macro_average, micro_average
+from lorica.experiments.reports.report import write_report
+from lorica.experiments.results_file import BY_MACRO, append_result, results
 from lorica.experiments.scoring import scores
+from lorica.experiments.shard import WHOLE, Shard
 from lorica.hostile.backdoor import BACKDOOR
 from lorica.simulation.run import logging_to, silos_in, simulate
 from lorica.simulation.simulated import Simulated, make_folder, round_facts
@@ -38,6 +39,7 @@ from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
 from lorica_coordinator.plans.model_source import ModelSource
 from lorica_coordinator.plans.plan_folder import create_plan, require_valid
+from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import ConfigurationError, Conflict, LoricaError, StateError, StorageError
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
@@ -48,6 +50,7 @@ ALL = SiloName("all")
 _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
+_FOLLOWS = ("weight", "loss_reduction", "outcome")
 _Outcome = dict[str, Any] | StateError
 """A run's line of results, or why it has none."""
 
@@ -61,25 +64,29 @@ def run_study(
     device: str = "auto",
     threads: int = 0,
     jobs: int = 1,
+    shard: Shard = WHOLE,
 ) -> Path:
-    """Do what is not done yet, `jobs` runs at a time, and write the report, which is returned. `data` is where the
-    study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
+    """Do what is not done yet of `shard`, `jobs` runs at a time, and write the report of all shards, which is returned.
+    `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
 
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
-    it at the end. Raises what would end all of them, and Conflict while another study works in `out`. What was under
-    way goes on the next time.
+    it at the end. Raises what would end all of them, and Conflict while another study, or this shard of it, works in
+    `out`. What was under way goes on the next time.
     """
     make_folder(out)
     console = console or Console(quiet=True)
-    with ProcessLock(out / "lock", "study"):
+    with ProcessLock(out / f"lock{shard.suffix}", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
-        require_same(found, out)
-        silos = own_copy(found, out / "data", study.at_most)
-        source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        with _one_shard_at_a_time(out):
+            require_same(found, out)
+            source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        silos = own_copy(found, out / f"data{shard.suffix}", study.at_most)
         settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
         done = {line["run"] for line in results(out)}
-        runs = list(study.runs())
+        runs = shard.of_all(list(study.runs()))
+        if not runs:
+            raise ConfigurationError(f"study {study.name} has fewer runs than the {shard.of} shards: use fewer")
         left = [run for run in runs if run.key not in done]
         for key in {run.key for run in runs} & done:
             shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
@@ -93,7 +100,7 @@ def run_study(
                     failed.append(f"{_described(doing.run)}: {facts}")
                     console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
                     continue
-                append_result(out, facts)
+                append_result(out, facts, shard)
                 shutil.rmtree(doing.work)
                 console.print(_line(doing.run, facts), highlight=False, markup=False)
     if failed:
@@ -101,7 +108,13 @@ def run_study(
             f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
             "and with --report it shows the others"
         )
-    return write_report(study, out)
+    with _one_shard_at_a_time(out):
+        return write_report(study, out)
+
+
+def _one_shard_at_a_time(out: Path) -> ProcessLock:
+    """For what shards have in common, which the first of them makes and the others find."""
+    return ProcessLock(out / "common", "study", patient=True)
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
@@ -196,10 +209,13 @@ class _Doing:
             case "centralized":
                 folder = merged(self.silos, self.work / "merged" / ALL)
                 parts = [(self.silos, self._simulated("plan", {ALL: folder}))]
-        by_silo: dict[str, dict[str, float]] = {}
+        test: dict[str, dict[str, Any]] = {}
+        by_macro: dict[str, dict[str, Any]] = {}
         for silos, simulated in parts:
-            by_silo |= scores(simulated, silos, self.settings, work=self.work)
-        return {
+            scored = scores(simulated, silos, self.settings, work=self.work)
+            test |= scored.by_micro
+            by_macro |= scored.by_macro
+        facts = {
             "run": self.run.key,
             "study": self.run.study.name,
             "setup": self.run.setup,
@@ -209,13 +225,14 @@ class _Doing:
             "torch": torch.__version__,
             "threads": self.settings.threads,
             "plans": [simulated.plan for _, simulated in parts],
-            "test": by_silo,
-            "macro_exact_match": macro_average(by_silo.values(), "exact_match"),
-            "micro_exact_match": micro_average(by_silo.values(), "exact_match"),
-            "rounds": [[round_facts(row) for row in simulated.rows] for _, simulated in parts],
+            "test": test,
+            "macro_exact_match": macro_average(test.values(), "exact_match"),
+            "micro_exact_match": micro_average(test.values(), "exact_match"),
+            "rounds": [[_of_round(row) for row in simulated.rows] for _, simulated in parts],
             "losses": [simulated.losses for _, simulated in parts],
             "seconds": time.monotonic() - began,
         }
+        return facts if by_macro == test else {**facts, BY_MACRO: by_macro}
 
     def _facts_beside_hostile_silos(self) -> dict[str, Any]:
         """What the last model came to at honest silos. A federation that hostile silos brought to an end has no model,
@@ -278,6 +295,16 @@ class _Doing:
         )
         gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
         return simulated
+
+
+def _of_round(row: RoundRow) -> dict[str, Any]:
+    """Without what follows from the rest."""
+    facts = round_facts(row)
+    told = {
+        silo: {key: value for key, value in of_silo.items() if key not in _FOLLOWS and value is not None}
+        for silo, of_silo in facts["silos"].items()
+    }
+    return {**facts, "silos": told}
 
 
 def commit() -> str:

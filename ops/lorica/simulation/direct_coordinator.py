@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lorica.simulation.hostile_silos import Conspiracy
+from lorica.simulation.model_files import KeptModel
 from lorica_coordinator.service.callers.silos import ModelSource
 from lorica_coordinator.service.federation import Federation
 from lorica_security.audit.chain import Head
@@ -54,21 +55,30 @@ _read = reader(federation_pb2.ModelPiece)
 class SharedModels:
     """Round models as flat vectors in `folder`, once for all silos: the newest and the one before.
 
-    What is there from a simulation that was killed is deleted: nobody asks for it under its name any more.
+    `kept` is given each. What is there from a simulation that was killed is deleted: nobody asks for it under its name
+    any more.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: KeptModel) -> None:
         for old in folder.glob("*.model"):
             old.unlink(missing_ok=True)
-        self._folder = folder
+        self._folder, self._kept = folder, kept
         self._held: dict[Digest, RoundModel] = {}
+        self._plans: dict[Digest, PlanBundle] = {}
         self._lock = asyncio.Lock()
+
+    def plan(self, raw: bytes, digest: Digest) -> PlanBundle:
+        """As PlanBundle.decode, parsed for the first silo that asks: nothing changes a bundle."""
+        if digest not in self._plans:
+            self._plans[digest] = PlanBundle.decode(raw, digest)
+        return self._plans[digest]
 
     async def model(self, source: ModelSource) -> RoundModel:
         digest = source.header.manifest.digest
         async with self._lock:
             if digest not in self._held:
                 self._held[digest] = await self._fetched(source)
+                self._kept.add(self._held[digest])
                 for old in list(self._held)[:-2]:
                     self._held.pop(old).file.unlink(missing_ok=True)
         return self._held[digest]
@@ -121,7 +131,7 @@ class DirectCoordinator:
         await asyncio.Event().wait()  # pragma: no cover  # the service ends a stream for a newer one of this silo alone
 
     async def fetch_plan(self, plan: Digest) -> PlanBundle:
-        return PlanBundle.decode(await self._service.plan_bundle(plan), plan)
+        return self._models.plan(await self._service.plan_bundle(plan), plan)
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
         await self._service.declare_readiness(self._who.silo, plan, ready=ready, reason=reason)

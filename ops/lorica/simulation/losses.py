@@ -13,7 +13,7 @@ from pathlib import Path
 from lorica_security.errors import StorageError
 
 LOSSES_FILE = "losses.jsonl"
-MOST_POINTS = 200
+MOST_POINTS = 50
 
 
 def append(file: Path, round_number: int, losses: Sequence[float]) -> None:

@@ -24,6 +24,7 @@ from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
 from lorica.simulation.going_on import GoingOn
 from lorica.simulation.hostile_silos import Conspiracy
 from lorica.simulation.losses import curve
+from lorica.simulation.model_files import KeptModel
 from lorica.simulation.own_coordinator import put_on_shelf, require_same, simulated_coordinator
 from lorica.simulation.silo import SimulatedSilo, enrolled, settings_of
 from lorica.simulation.silo_data import lines
@@ -112,7 +113,8 @@ def simulate(
             )
     make_folder(out)
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
-    parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy
+    kept = KeptModel(out / "kept")
+    parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy, kept
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
         done = asyncio.run(_Simulation(*parts).run())
@@ -132,6 +134,7 @@ class _Simulation:
     workers: int
     on_round: OnRound
     conspiracy: Conspiracy | None
+    kept: KeptModel
     _heard: set[tuple[int, int]] = field(default_factory=set)
 
     async def run(self) -> Simulated:
@@ -166,6 +169,7 @@ class _Simulation:
             final=standing.model,
             rows=rows,
             seconds=time.monotonic() - began,
+            kept=self.kept,
             losses={silo.credentials.silo: curve(silo.work.losses) for silo in silos},
         )
 
@@ -217,7 +221,7 @@ class _Simulation:
         silos: Sequence[SimulatedSilo],
         ended: "asyncio.Future[None]",
     ) -> None:
-        models = SharedModels(self.out / "models")
+        models = SharedModels(self.out / "models", self.kept)
         finished: set[SiloName] = set()
 
         def refused(silo: SimulatedSilo, told: str) -> None:
@@ -293,4 +297,5 @@ class _Simulation:
             settled = last - number >= (1 if row.masked is None else 2)
             if row.micro_exact_match is not None or settled or to_the_end:
                 self._heard.add((row.round, row.attempt))
+                self.kept.told(row)
                 self.on_round(row)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lorica.simulation.model_files import KeptModel
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.service.records import COMPLETED, RoundRow, SiloRow
 from lorica_security.errors import StorageError
@@ -19,7 +20,8 @@ ROUNDS_FILE, SUMMARY_FILE = "rounds.jsonl", "summary.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """How it ended. `rows` are all attempts at rounds, oldest first, with what single silos told.
+    """How it ended. `best` is by MicroAvg, `kept` has the one by MacroAvg. `rows` are all attempts at rounds, oldest
+    first, with what single silos told.
 
     `losses` are those of training by silo: optimizer steps since the first round, and the mean of the steps since the
     point before. `seconds` are those since it began, or went on: the clock that rounds are dated by stands still.
@@ -29,6 +31,7 @@ class Simulated:
     plan: Digest
     best: Digest
     final: Digest
+    kept: KeptModel
     rows: Sequence[RoundRow]
     seconds: float
     losses: Mapping[SiloName, Sequence[tuple[int, float]]]

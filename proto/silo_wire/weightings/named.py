@@ -9,9 +9,10 @@ from silo_wire.weightings.lorar import LORAR
 from silo_wire.weightings.loss_reduction import LOSS_REDUCTION
 from silo_wire.weightings.q_fedavg import Q_FEDAVG, q_fedavg
 from silo_wire.weightings.size import SIZE
+from silo_wire.weightings.sqrt_size import SQRT_SIZE
 from silo_wire.weightings.weighting import Weighting
 
-WEIGHTINGS: Final = (LORAR, SIZE, LOSS_REDUCTION, EQUAL, FEDNOVA, Q_FEDAVG)
+WEIGHTINGS: Final = (LORAR, SIZE, SQRT_SIZE, LOSS_REDUCTION, EQUAL, FEDNOVA, Q_FEDAVG)
 
 _BY_NAME: Final = {weighting.name: weighting for weighting in WEIGHTINGS}
 

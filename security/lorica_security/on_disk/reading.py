@@ -135,7 +135,8 @@ def key_from_digits(option: str, text: str) -> Ed25519PublicKey:
         return public_key_from_bytes(bytes.fromhex(text))
     except (ValueError, MalformedMessage) as error:
         raise ConfigurationError(
-            f"{option} {text[:80]!r} is no identity key of 64 hexadecimal digits: give it with --log"
+            f"{option} {text[:80]!r} is no identity key of 64 hexadecimal digits: give the one that the log's owner's "
+            "`audit verify` prints"
         ) from error
 
 

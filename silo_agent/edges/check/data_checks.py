@@ -1,15 +1,22 @@
 """A silo's data and database, as its plan needs them."""
 
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from lorica_security.console.preflight import Misconfigured, misconfigured
-from lorica_security.errors import DataError
+from lorica_security.console.preflight import Checks, Misconfigured, misconfigured
+from lorica_security.errors import DataError, MalformedMessage
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
+from silo_agent.training.data.data_card import data_card
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_agent.training.loss_log import logged_losses, require_losses
-from silo_wire.plans.plan import Plan
+from silo_agent.training.tasks.named import task_named
+from silo_wire.plans.model_files import CONFIG_FILE
+from silo_wire.plans.plan import Plan, PlanBundle
+
+TRIED_LINES: Final = 20_000
 
 
 def check_data(sources: SiloSources, folder: Path) -> str:
@@ -23,6 +30,49 @@ def check_data(sources: SiloSources, folder: Path) -> str:
         raise Misconfigured(mistake.value, text) from error
     first = f"; {data.bad_lines} bad lines left out, the first: {data.problems[0]}" if data.bad_lines else ""
     return f"{data.train_examples} train, {data.dev_examples} dev, {data.test_examples} test examples{first}"
+
+
+def check_splits(checks: Checks, sources: SiloSources) -> None:
+    """A row for each split of the data card, and one more where held-out questions are in train."""
+    for card in data_card(sources.data()):
+        checks.run(f"{card.split} split", partial(str, card))
+        if card.questions_in_train:
+            checks.notice(
+                f"{card.split} split",
+                f"{card.questions_in_train:,} of its {card.examples:,} questions are in train, so that scores on it "
+                "say too much: cut the splits by question (silo-agent import does)",
+            )
+
+
+def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanBundle, silo: SiloName) -> None:
+    """Check `name`: what the plan's limits and vocabulary cost of the train split. Its first TRIED_LINES lines stand
+    for all."""
+    # Here, not above: torch takes seconds to import.
+    from silo_agent.training.data.batches import encode_examples
+    from silo_agent.training.data.tokenizer import TextTokenizer
+    from silo_wire.model_folders.t5_config import t5_config
+
+    data, section = sources.data(), bundle.plan.training.for_silo(silo)
+    shown = task_named(data.task).shown
+    try:
+        tokenizer = TextTokenizer.of_model(bundle.files, t5_config(bundle.files[CONFIG_FILE]))
+    except MalformedMessage as error:  # such a plan is refused before any training
+        checks.skip(name, because=f"the plan's files make no model: {error}")
+        return
+    encoded = encode_examples(
+        tokenizer,
+        data.train[:TRIED_LINES],
+        schemas={schema.db_id: shown(schema) for schema in data.schemas} if section.schema_in_input else None,
+        max_input_tokens=section.max_input_tokens,
+        max_output_tokens=section.max_output_tokens,
+    )
+    told = f"of {len(encoded):,} inputs {encoded.inputs_cut:,} are cut at {section.max_input_tokens} tokens"
+    if data.labelled:
+        told += (
+            f"; of answers {encoded.targets_cut:,} at {section.max_output_tokens}, and "
+            f"{encoded.targets_with_unknown:,} have a sign that its vocabulary lacks"
+        )
+    checks.run(name, lambda: told)
 
 
 def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:

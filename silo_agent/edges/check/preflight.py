@@ -25,7 +25,14 @@ from silo_agent.edges.check.connection_checks import (
     check_route,
     refusal_of,
 )
-from silo_agent.edges.check.data_checks import check_data, check_database, check_losses, check_unit
+from silo_agent.edges.check.data_checks import (
+    check_data,
+    check_database,
+    check_lengths,
+    check_losses,
+    check_splits,
+    check_unit,
+)
 from silo_agent.edges.check.folder_checks import check_budget, check_certificate, check_clock, check_files, offered_plan
 from silo_agent.edges.check.machine_checks import (
     JAIL,
@@ -45,7 +52,7 @@ from silo_agent.edges.check.rules_check import (
     loosenings,
 )
 from silo_agent.edges.disk.silo_folder import SiloFolder
-from silo_agent.edges.keys.key_store import load_credentials
+from silo_agent.edges.keys.key_store import SiloCredentials, load_credentials
 from silo_agent.edges.memory.silo_record import record_of
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.policy.silo_policy import SiloPolicy
@@ -55,6 +62,7 @@ from silo_wire.plans.plan import Plan, PlanBundle
 
 RECORD = "what people decided"
 LOSSES = "losses of a round"
+CUT = "what the plan cuts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +100,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         settings = None
     bundle: PlanBundle | None = None
     logging: tuple[Plan, SiloName] | None = None
+    credentials: SiloCredentials | None = None
     masked_checks = ("pinned silos", "memory of masked rounds", "release groups")
     rules_checked = (RECORD, "plan and policy", *masked_checks, "privacy budget")
     if enrolled:
@@ -143,6 +152,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             "device",
             "metrics port",
             "data",
+            CUT,
             LOSSES,
             "unit of privacy",
             JAIL,
@@ -166,6 +176,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
     data = await run("data", lambda: check_data(sources, Path(given.data.folder)))
+    if data:
+        await asyncio.to_thread(check_splits, checks, sources)
+    if data and bundle is not None and credentials is not None:
+        await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, credentials.silo)
+    else:
+        checks.skip(CUT, because="no plan was offered yet" if data else "they are counted in the data")
     if not data or logging is None:
         because = "the plan weighs by no logged losses" if data else "they are counted in the data"
         checks.skip(LOSSES, because=because)

@@ -6,6 +6,7 @@ It is tried in a process of its own before it is built in this one (silo_wire.mo
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -54,6 +55,13 @@ class TextTokenizer:
         self.end = special.end
         unknown = self._tokenizer.encode("\U0010fffd").ids  # a private-use character, in no vocabulary
         self.unknown: int | None = unknown[-2] if len(unknown) > 1 else None
+
+    @classmethod
+    def of_model(cls, files: Mapping[str, bytes], config: Any) -> "TextTokenizer":
+        """Of a plan's files and the T5Config of its model (silo_wire.model_folders.t5_config); raises
+        MalformedMessage."""
+        special = SpecialTokens(pad=config.pad_token_id, end=config.eos_token_id, start=config.decoder_start_token_id)
+        return cls(files, special=special, vocabulary=config.vocab_size)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, uncut."""

@@ -13,7 +13,7 @@ import torch
 from lorica_security.errors import StateError
 from lorica_security.host.file_mark import FileMark
 from silo_agent.service.ports import RoundModel
-from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
+from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_fixed, load_vector
 from silo_agent.training.model.vector_file import VectorReader
@@ -50,14 +50,7 @@ class PlanModel:
             if bundle.fixed_layout is not None:
                 made = seeded_adapters(bundle.fixed_layout, bundle.plan.seed)
                 load_fixed(frozen, bundle.fixed_layout, made, str(bundle.plan.model.fixed))
-        config = self.t5.config
-        self.tokenizer = TextTokenizer(
-            bundle.files,
-            special=SpecialTokens(
-                pad=config.pad_token_id, end=config.eos_token_id, start=config.decoder_start_token_id
-            ),
-            vocabulary=config.vocab_size,
-        )
+        self.tokenizer = TextTokenizer.of_model(bundle.files, self.t5.config)
         self._loaded: Digest | None = None
         self._mark: FileMark | None = None
         """Of the round model's file that was checked last, of which there is one at a time."""

@@ -5,7 +5,7 @@ were handed, in the plan's type for models, each chunk checked on the way. Adapt
 are for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from lorica_coordinator.edges.models.model_store import ModelStore
@@ -13,9 +13,10 @@ from lorica_coordinator.vectors import model_file
 from lorica_coordinator.vectors.merged_model import FixedHalves, merged_blocks
 from lorica_coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.host import files
+from lorica_security.on_disk.provenance import PROVENANCE_FILE, digests_of
 from silo_wire.canonical import Digest
 from silo_wire.model_folders.seeded_model import seeded_adapters
-from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.sections.model import BASE_LAYOUT_FILE, LAYOUT_FILE
 
 
@@ -27,10 +28,12 @@ def export_model(
     *,
     base: ModelStore | None = None,
     round_number: int,
+    provenance: Callable[[Mapping[str, str]], bytes] | None = None,
 ) -> None:
     """Write `model`, which round `round_number` of the plan made, to `folder`, which must be empty or not exist.
 
-    `base` is the store of what the model's adapters are for, where the plan has adapters.
+    `base` is the store of what the model's adapters are for, where the plan has adapters. `provenance` signs for the
+    files, by name and SHA-256.
 
     Raises ConfigurationError for a folder that holds anything, IntegrityError naming a damaged file of the store; the
     folder is made whole or not at all.
@@ -58,6 +61,8 @@ def export_model(
                 _fixed(bundle),
             )
             model_file.write(work / MODEL_FILE, bundle.base_layout, whole)
+        if provenance is not None:
+            files.replace(work / PROVENANCE_FILE, provenance(digests_of(work)))
 
 
 def _fixed(bundle: PlanBundle) -> FixedHalves | None:
@@ -95,6 +100,10 @@ Trained where the data is, by the silos of the federation; no example left a sil
 | weighting | {plan.aggregation.weighting} |
 | reducer | {plan.aggregation.reducer} |
 | server optimizer | {plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g} |
+| updates | {_covered(plan)} |
+
+`{PROVENANCE_FILE}` is the coordinator's signed statement of plan, rounds and files: `lorica verify DIR --key KEY`, with
+the identity key that its operator gives, checks it offline.
 
 The input is `{prompt}`, at most {training.max_input_tokens} tokens.
 The output is SQL, at most {training.max_output_tokens} tokens.
@@ -110,6 +119,19 @@ ids = model.generate(**question, max_new_tokens={training.max_output_tokens})
 print(tokenizer.decode(ids[0], skip_special_tokens=True))
 ```
 """
+
+
+def _covered(plan: Plan) -> str:
+    masks = (
+        "under masks, so that the coordinator saw sums alone" if plan.aggregation.secure_aggregation else "in the clear"
+    )
+    privacy = plan.privacy
+    if privacy.level == "none":
+        return f"{masks}; no differential privacy"
+    return (
+        f"{masks}; {privacy.level}-level differential privacy, epsilon {privacy.target_epsilon:g} at delta "
+        f"{privacy.dp_delta:g} over all rounds"
+    )
 
 
 def _adapters(bundle: PlanBundle) -> str:

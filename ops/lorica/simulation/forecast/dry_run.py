@@ -14,7 +14,7 @@ from lorica.simulation.forecast.estimate import Estimate, SiloCounts, SiloTimes,
 from lorica.simulation.forecast.mask_traffic import mask_traffic
 from lorica.simulation.forecast.measure import measured
 from lorica.simulation.forecast.traffic import Traffic
-from lorica.simulation.round_file import round_file
+from lorica.simulation.model_files import round_file
 from lorica.simulation.silo import settings_of
 from lorica.simulation.simulated import make_folder
 from lorica.simulation.workers.shares import threads_of_a_worker

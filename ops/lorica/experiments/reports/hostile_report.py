@@ -2,7 +2,7 @@
 
 Scores are means over the silos that the study never has hostile, then over seeds. What a rule is held against is its
 difference from `equal`, the plain mean with equal weights, without an attack: of the same seeds, silos and questions.
-An interval is of a paired bootstrap: seeds are drawn again, and within each the questions of each silo.
+An interval is of a paired bootstrap over seeds and questions (intervals.py).
 """
 
 import statistics
@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from lorica.experiments.definition import VARIANT, Study
+from lorica.experiments.reports.intervals import Difference, Right, paired, right_of
 from lorica.experiments.results_file import lines_of
 from lorica.hostile.named import NOBODY
 from lorica_security.errors import ConfigurationError
 
-STUDIES: Final = Path(__file__).parent / "studies"
+STUDIES: Final = Path(__file__).parents[1] / "studies"
 REFERENCE: Final = "equal"
 """The variant that others are held against."""
-RESAMPLES: Final = 1000
 Line = Mapping[str, Any]
 _BAR: Final = "-"
 """Where no run is done."""
@@ -36,16 +34,17 @@ class Found:
     attacks: Sequence[str]
 
     @classmethod
-    def of(cls, study: Study, file: Path) -> "Found":
-        """Raises ConfigurationError where `file` has no run of the study."""
+    def of(cls, study: Study, *files: Path) -> "Found":
+        """Raises ConfigurationError where `files` have no run of the study."""
         runs = {run.key: run for run in study.runs()}
         named = () if study.hostile is None else study.hostile.silos
         by_cell: dict[tuple[str, str], list[Line]] = {}
-        for line in lines_of(file):
+        for line in lines_of(*files):
             if line["run"] in runs:
                 by_cell.setdefault(_cell(line), []).append(_of_others(line, named))
         if not by_cell:
-            raise ConfigurationError(f"{file} has no run of study {study.name}: run it first")
+            where = ", ".join(map(str, files)) or "the folder"
+            raise ConfigurationError(f"{where} has no run of study {study.name}: run it first")
         cells = [_cell(run.point) for run in runs.values()]
         return cls(
             by_cell,
@@ -72,64 +71,27 @@ def _cell(point: Mapping[str, Any]) -> tuple[str, str]:
     return str(point.get(VARIANT, REFERENCE)), str(point.get("hostile.attack", NOBODY))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """In points of exact match, with its 95 % interval."""
-
-    mean: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.1f} [{self.least:+.1f}, {self.most:+.1f}]"
-
-
 def difference(lines: Sequence[Line], others: Sequence[Line]) -> Difference | None:
     """`lines` less `others`, over the seeds that both have and the silos that were honest in both; None without one.
 
     A federation that was brought to an end answers nothing.
     """
     by_seed = {line["seed"]: line for line in others if "test" in line}
-    pairs = [
-        _differences(line, by_seed[line["seed"]])
+    pairs = (
+        (line, by_seed[line["seed"]])
         for line in sorted(lines, key=lambda it: int(it["seed"]))
         if line["seed"] in by_seed
-    ]
-    if not pairs:
-        return None
-    generator = torch.Generator().manual_seed(1)
-    of_seeds = torch.stack([_resampled(pair, generator) for pair in pairs])
-    drawn = torch.randint(len(pairs), (len(pairs), RESAMPLES), generator=generator)
-    means = 100 * of_seeds.gather(0, drawn).mean(dim=0)
-    least, most = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-    exact = statistics.fmean(statistics.fmean(statistics.fmean(silo) for silo in pair) for pair in pairs)
-    return Difference(100 * exact, least, most)
+    )
+    return paired([(_right(line, other), right_of(other["test"])) for line, other in pairs])
 
 
-def _differences(line: Line, other: Line) -> list[list[int]]:
-    """By silo, for each question."""
-    silos = sorted(silo for silo in other["test"] if silo not in line["hostile"])
-    return [
-        [
-            int(one) - int(two)
-            for one, two in zip(
-                line["test"][silo]["right"] if "test" in line else "0" * len(other["test"][silo]["right"]),
-                other["test"][silo]["right"],
-                strict=True,
-            )
-        ]
-        for silo in silos
-    ]
-
-
-def _resampled(silos: Sequence[Sequence[int]], generator: torch.Generator) -> torch.Tensor:
-    """RESAMPLES means over silos of means over questions that were drawn again."""
-    means = []
-    for silo in silos:
-        values = torch.tensor(silo, dtype=torch.float64)
-        drawn = torch.randint(len(silo), (RESAMPLES, len(silo)), generator=generator)
-        means.append(values[drawn].mean(dim=1))
-    return torch.stack(means).mean(dim=0)
+def _right(line: Line, other: Line) -> Right:
+    """Of the silos that are honest in `line`."""
+    return {
+        silo: line["test"][silo]["right"] if "test" in line else "0" * len(score["right"])
+        for silo, score in other["test"].items()
+        if silo not in line["hostile"]
+    }
 
 
 def cost_rows(found: Found) -> Iterable[Sequence[str]]:
@@ -193,9 +155,9 @@ TABLES: Final[Mapping[str, tuple[str, Callable[[Found], Iterable[Sequence[str]]]
 }
 
 
-def report_text(study: Study, file: Path) -> str:
+def report_text(study: Study, *files: Path) -> str:
     """The page of a study with hostile silos; raises ConfigurationError where none of its runs is done."""
-    found = Found.of(study, file)
+    found = Found.of(study, *files)
     done, runs = sum(len(lines) for lines in found.lines.values()), sum(1 for _ in study.runs())
     parts = [f"# Study {study.name}\n", f"{done} of {runs} runs. Silos that are never hostile are scored.\n"]
     for title, rows in TABLES.values():

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorica.experiments import hostile_report
-from lorica.experiments.averages import Score, macro_average, micro_average
-from lorica.experiments.definition import SETUPS, Study
-from lorica.experiments.pictures import Curve, Curves, Dots, Picture, draw
-from lorica.experiments.results_file import RESULTS, results
+from lorica.experiments.definition import SETUPS, VARIANT, Study
+from lorica.experiments.reports import hostile_report
+from lorica.experiments.reports.averages import Score, macro_average, micro_average
+from lorica.experiments.reports.intervals import RESAMPLES, Difference, paired, right_of
+from lorica.experiments.reports.pictures import Curve, Curves, Dots, Picture, draw
+from lorica.experiments.results_file import BY_MACRO, results, results_files
 from lorica_coordinator.service.records import COMPLETED
 from lorica_security.errors import ConfigurationError
 
@@ -31,10 +32,10 @@ def write_report(study: Study, out: Path) -> Path:
     """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
     page = out / PAGE
     if study.hostile is not None:
-        page.write_text(hostile_report.report_text(study, out / RESULTS), encoding="utf-8")
+        page.write_text(hostile_report.report_text(study, *results_files(out)), encoding="utf-8")
         return page
     page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
-    for figure in _figures(_by_setup(require_done(study, out))):
+    for figure in _figures(study, _by_setup(require_done(study, out))):
         draw(figure, out)
     return page
 
@@ -48,6 +49,7 @@ def report_text(study: Study, out: Path) -> str:
         _provenance(study, lines),
         "## Exact match on test\n",
         _scores(by_setup, "exact_match", seeds),
+        *_with_questions(by_setup, seeds),
         "## Execution accuracy on test, where a silo has a database\n",
         _scores(by_setup, "execution_accuracy", seeds),
         "## Loss per target token on test, in nats\n",
@@ -63,7 +65,7 @@ def report_text(study: Study, out: Path) -> str:
         _lorar(by_setup, "loss_per_token", "nats of loss per token more than without", seeds, share=False),
         "## Whose update counted\n",
         _shares(by_setup, seeds),
-        *(f"![{figure.title}]({figure.file})\n" for figure in _figures(by_setup)),
+        *(f"![{figure.title}]({figure.file})\n" for figure in _figures(study, by_setup)),
     ]
     return "\n".join(parts)
 
@@ -82,7 +84,7 @@ def require_done(study: Study, out: Path) -> list[Line]:
         key=lambda run: (list(SETUPS).index(run.setup), points.index(run.point)),
     )
     if not order:
-        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
+        raise ConfigurationError(f"{out} has no run of study {study.name}: run it first")
     return [{**lines[run.key], "point": dict(run.point)} for run in order]
 
 
@@ -94,7 +96,8 @@ def _by_setup(lines: Iterable[Line]) -> dict[Group, list[Line]]:
     """The seeds of each set-up at each point, in the order of the lines."""
     by_setup: dict[Group, list[Line]] = defaultdict(list)
     for line in lines:
-        by_setup[line["setup"], ", ".join(f"{key} = {value}" for key, value in line["point"].items())].append(line)
+        words = (str(value) if key == VARIANT else f"{key} = {value}" for key, value in line["point"].items())
+        by_setup[line["setup"], ", ".join(words)].append(line)
     return by_setup
 
 
@@ -105,7 +108,7 @@ def _points(by_setup: Iterable[Group]) -> list[str]:
 def _named(group: Group, done: int, seeds: int) -> str:
     """A row's name; it tells where its mean is one of fewer seeds than the study has."""
     setup, point = group
-    facts = [*([point] if point else []), *([f"{done} of {seeds} seeds"] if done < seeds else [])]
+    facts = [*([point] if point not in ("", setup) else []), *([f"{done} of {seeds} seeds"] if done < seeds else [])]
     return SETUPS[setup].label + (f" ({'; '.join(facts)})" if facts else "")
 
 
@@ -118,6 +121,7 @@ def _provenance(study: Study, lines: Sequence[Line]) -> str:
         f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit "
         f"{', '.join(commits) or 'unknown'}. Values of the plan: {_values(study.plan) or 'the preset alone'}."
         + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
+        + "".join(f" Of {name}: {_values(values)}." for name, values in study.variants.items() if len(values) > 1)
         + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
     )
 
@@ -160,6 +164,60 @@ def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, sh
         micro = [micro_average(_of(line, silos), of) for line in whole]
         rows.append((_named(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
     return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
+
+
+def _with_questions(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> Iterator[str]:
+    """Of a study whose lines say which questions were right."""
+    if not all(right_of(line["test"]) for lines in by_setup.values() for line in lines):
+        return
+    yield "### By the model with the best MacroAvg on dev\n"
+    by_macro = {group: [chosen_by_macro(line) for line in lines] for group, lines in by_setup.items()}
+    yield _scores(by_macro, "exact_match", seeds)
+    yield "### MacroAvg without one silo\n"
+    yield _without_one(by_setup, seeds)
+    yield "## Paired differences\n"
+    yield _wrapped(
+        "Points of MacroAvg that a row has more than a column, over the seeds that both have, with 95 % intervals by "
+        f"bootstrap over seeds and questions ({RESAMPLES} draws). An interval from one seed is of questions alone; one "
+        "from few seeds is too short."
+    )
+    yield _differences(by_setup)
+    yield "By the model with the best MacroAvg on dev:\n"
+    yield _differences(by_macro)
+
+
+def chosen_by_macro(line: Line) -> Line:
+    """With the test scores of the model that had the best MacroAvg on dev, which often is the one with the best
+    MicroAvg."""
+    return {**line, "test": line.get(BY_MACRO, line["test"])}
+
+
+def _without_one(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
+    silos = sorted({silo for lines in by_setup.values() for line in lines for silo in line["test"]})
+    rows = []
+    for group, lines in by_setup.items():
+        cells = [
+            spread([macro_average(_of(line, [it for it in silos if it != silo]), "exact_match") for line in lines])
+            for silo in silos
+        ]
+        rows.append((_named(group, len(lines), seeds), *cells))
+    return _table(("set-up", *(f"without {silo}" for silo in silos)), rows)
+
+
+def _differences(by_setup: Mapping[Group, Sequence[Line]]) -> str:
+    names = [_named(group, 0, 0) for group in by_setup]
+    rows = [
+        (name, *("" if one is other else str(difference(one, other) or "") for other in by_setup.values()))
+        for name, one in zip(names, by_setup.values(), strict=True)
+    ]
+    return _table(("MacroAvg, points more than", *names), rows)
+
+
+def difference(lines: Sequence[Line], others: Sequence[Line]) -> Difference | None:
+    """`lines` less `others` in MacroAvg, over the seeds that both have; None without one."""
+    by_seed = {line["seed"]: line for line in others}
+    pairs = [(line, by_seed[line["seed"]]) for line in lines if line["seed"] in by_seed]
+    return paired([(right_of(one["test"]), right_of(other["test"])) for one, other in pairs])
 
 
 def _of(line: Line, silos: Sequence[str]) -> list[Score]:
@@ -287,6 +345,11 @@ def dev_curve(lines: Sequence[Line]) -> Curve:
     return _curve(lines, lambda row: row["micro_exact_match"])
 
 
+def dev_macro_curve(lines: Sequence[Line]) -> Curve:
+    """MacroAvg exact match on dev over rounds, of runs that are one federation each."""
+    return _curve(lines, lambda row: row["macro_exact_match"])
+
+
 def dev_loss_curve(lines: Sequence[Line]) -> Curve:
     """Loss of a target token on dev over rounds, a mean over silos, of runs that are one federation each."""
 
@@ -316,6 +379,17 @@ def loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     return curves
 
 
+def reduction_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, what it told of its loss before and after each round, of runs that are one federation each."""
+    curves: dict[str, Curve] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for row in filter(_made_a_model, _rounds(line)):
+            for silo, facts in row["silos"].items():
+                if "loss_max" in facts:
+                    curves[silo][row["round"]].append(facts["loss_max"] - facts["loss_min"])
+    return curves
+
+
 def share_curves(lines: Sequence[Line]) -> dict[str, Curve]:
     """By silo, its percent of the sum of weights, as a mean of the rounds up to each tenth, of runs that are one
     federation each."""
@@ -334,13 +408,42 @@ _ALGORITHMS = ("fedopt", "fedopt-lorar", "fedavg", "fedavg-lorar", "fedprox", "f
 _WEIGHTINGS = ("fedopt", "fedopt-lorar", "fedopt-loss-reduction", "fedopt-equal")
 
 
-def _figures(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
-    """The paper's and what Lorar changes, for each point of the grid by itself."""
+def _figures(study: Study, by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
+    """The paper's and what Lorar changes, for each point of the grid by itself; of variants, those beside each
+    other."""
+    if study.variants:
+        yield from (figure for figure in _figures_of_rows(by_setup) if any(figure.shown.values()))
+        return
     points = _points(by_setup)
     for number, point in enumerate(points, 1):
         at = {setup: lines for (setup, where), lines in by_setup.items() if where == point}
         suffix, title = (f"-{number}", f", {point}") if len(points) > 1 else ("", "")
         yield from (figure for figure in _figures_at(at, suffix, title) if any(figure.shown.values()))
+
+
+def _figures_of_rows(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
+    named = {_named(group, 0, 0): lines for group, lines in by_setup.items()}
+    for file, shown, unit, curve in (
+        ("figure-5", "Exact match over rounds (as figure 5)", "MicroAvg exact match, dev", dev_curve),
+        ("figure-5-macro", "Exact match over rounds", "MacroAvg exact match, dev", dev_macro_curve),
+        ("figure-5-loss", "Loss over rounds", "loss of a target token on dev, mean of silos", dev_loss_curve),
+    ):
+        yield Curves(f"{file}.svg", shown, {name: curve(lines) for name, lines in named.items()}, unit)
+    for (_, point), (name, lines) in zip(by_setup, named.items(), strict=True):
+        losses = f"Training loss of each silo, {name} (as figures 3 and 4)"
+        yield Curves(
+            f"figure-3-{point}.svg", losses, loss_curves(lines), "loss of a target token", "optimizer steps of the silo"
+        )
+        for file, of, unit, curves in (
+            ("4", "Loss reduction of each silo", "nats of a token", reduction_curves),
+            (
+                "shares",
+                "Whose update counted in each tenth of the rounds",
+                "percent of the sum of weights",
+                share_curves,
+            ),
+        ):
+            yield Curves(f"figure-{file}-{point}.svg", f"{of}, {name}", curves(lines), unit)
 
 
 def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Picture]:

@@ -1,0 +1,183 @@
+"""The signed statement beside an exported model: whatever of it, or of the folder, is changed, the check says so."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorica.verify import told
+from lorica_security.errors import ConfigurationError, IntegrityError
+from lorica_security.identity.identity_key import new_identity_key, sign
+from lorica_security.on_disk.provenance import (
+    PROVENANCE_FILE,
+    Promise,
+    Provenance,
+    RoundMade,
+    digests_of,
+    verified,
+)
+
+KEY = new_identity_key()
+
+
+def provenance(files: dict[str, str]) -> Provenance:
+    return Provenance(
+        federation="north",
+        software="0.1.0",
+        exported_unix_s=1_790_000_000,
+        plan_name="wards",
+        plan="a" * 64,
+        begun_from="size:mini",
+        model="b" * 64,
+        round=2,
+        rounds=(
+            RoundMade(round=1, attempt=2, silos=3, model="c" * 64),
+            RoundMade(round=2, attempt=1, silos=4, model="b" * 64),
+        ),
+        promise=Promise(secure_aggregation=True, level="record", epsilon=8.0, delta=1e-5),
+        exact_match=0.625,
+        audit_entry=12,
+        audit_digest="d" * 64,
+        files=files,
+    )
+
+
+def exported(folder: Path, key: Ed25519PrivateKey = KEY) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(name.encode() * 1000)
+    (folder / PROVENANCE_FILE).write_bytes(provenance(dict(digests_of(folder))).signed(key))
+    return folder
+
+
+def test_what_was_signed_is_read_back_and_told(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    found = verified(folder, KEY.public_key())
+    assert found == provenance(dict(digests_of(folder)))
+    assert told(found)[1:6] == [
+        f"plan wards {'a' * 64}, begun from size:mini",
+        f"model {'b' * 64} of round 2; 2 rounds made one, of 3 to 4 silos",
+        "exact match 62.5% on the silos' dev splits together (MicroAvg)",
+        "updates came under masks; record-level differential privacy: epsilon 8 at delta 1e-05",
+        "2 files are as they were exported",
+    ]
+
+
+def test_attack_what_is_told_cannot_draw_on_the_terminal() -> None:
+    hostile = provenance({"config.json": "e" * 64}).model_copy(update={"begun_from": "hub:x\x1b[2J\nsigned by nobody"})
+    assert all(line.isprintable() for line in told(hostile))
+    assert len(told(hostile)) == 7
+
+
+def grown(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"\0")
+
+
+def flipped(folder: Path) -> None:
+    raw = bytearray((folder / "config.json").read_bytes())
+    raw[500] ^= 1
+    (folder / "config.json").write_bytes(raw)
+
+
+def a_pipe(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def a_link(folder: Path) -> None:
+    (folder / "config.json").rename(folder.parent / "elsewhere")
+    (folder / "config.json").symlink_to(folder.parent / "elsewhere")
+
+
+def signed_for_another_purpose(folder: Path) -> None:
+    statement = provenance(dict(digests_of(folder))).statement
+    signature = sign(KEY, domain=b"audit-head", payload=statement)
+    value = {"statement": json.loads(statement), "signature": signature.hex()}
+    (folder / PROVENANCE_FILE).write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (grown, "model.safetensors was changed since the export"),
+        (flipped, "config.json was changed since the export"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "pickle.bin").write_bytes(b"x"), "pickle.bin is not of the model"),
+        (lambda folder: (folder / "more").mkdir(), "more is no plain file"),
+        (a_pipe, "config.json is no plain file"),
+        (a_link, "config.json is no plain file"),
+        (signed_for_another_purpose, "is not signed by the key that was given"),
+    ],
+    ids=["grown", "flipped", "missing", "added", "folder", "pipe", "link", "other purpose"],
+)
+def test_attack_a_changed_folder_is_found(tmp_path: Path, change: Callable[[Path], object], says: str) -> None:
+    folder = exported(tmp_path / "model")
+    change(folder)
+    with pytest.raises(IntegrityError, match=says):
+        verified(folder, KEY.public_key())
+
+
+def test_attack_another_key_signed_it(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model", new_identity_key())
+    with pytest.raises(IntegrityError, match="is not signed by the key that was given"):
+        verified(folder, KEY.public_key())
+
+
+def test_a_folder_without_a_statement_says_so(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    (folder / PROVENANCE_FILE).unlink()
+    with pytest.raises(ConfigurationError, match=r"has no provenance\.json"):
+        verified(folder, KEY.public_key())
+
+
+def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield at
+        return
+    for key, inner in items:
+        yield from leaves(inner, (*at, key))
+
+
+STATEMENT = json.loads(provenance({"config.json": "e" * 64}).statement)
+OTHER = {str: "f" * 64, int: 77, float: 0.5, bool: False}
+
+
+@pytest.mark.parametrize("at", list(leaves(STATEMENT)), ids=lambda at: ".".join(map(str, at)))
+def test_attack_no_value_of_the_statement_can_be_changed_under_its_signature(
+    tmp_path: Path, at: tuple[Any, ...]
+) -> None:
+    folder = exported(tmp_path / "model")
+    value = json.loads((folder / PROVENANCE_FILE).read_bytes())
+    inner = value["statement"]
+    if at[0] == "files":
+        at = ("files", "config.json")
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = {**OTHER, str: "g" if len(str(inner[at[-1]])) < 64 else "f" * 64}[type(inner[at[-1]])]
+    (folder / PROVENANCE_FILE).write_text(json.dumps(value))
+    with pytest.raises(IntegrityError):
+        verified(folder, KEY.public_key())
+
+
+@given(
+    raw=st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.text(max_size=5) | st.integers(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["statement", "signature", "files", "x"]), inner, max_size=4)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_hostile_bytes_are_no_statement(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / PROVENANCE_FILE).write_bytes(raw)
+    with pytest.raises(IntegrityError, match="is no statement of a coordinator"):
+        verified(folder, KEY.public_key())
