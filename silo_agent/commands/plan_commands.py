@@ -285,7 +285,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
     plan = bundle.plan
     wanted = plan.aggregation
     masks = {
-        "min_cohort": plan.schedule.min_silos,
+        "min_cohort": plan.smallest_cohort,
         "threshold": wanted.threshold,
         "colluders": wanted.colluders,
         "min_survivors": wanted.min_survivors,

@@ -136,13 +136,22 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
 
 
 def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
-    aggregation = plan.aggregation
-    if aggregation.secure_aggregation:
+    aggregation, section = plan.aggregation, plan.semi_supervised
+    taught = section.teacher in ("ema", "round")
+    if aggregation.secure_aggregation and taught and section.order == "alternate":
         yield (
             "[aggregation] secure_aggregation",
             "true",
-            "false",
-            "of whom one whose teacher is never sure adds nothing, so that a sum could be a single silo's delta",
+            'false, or teacher to "mlm" or order to "together"',
+            "whose rounds have nobody with labels: a model that is sure of whatever it answers leaves nothing to "
+            "learn, so that a sum could be the delta of the one silo that it is not sure of",
+        )
+    elif aggregation.secure_aggregation and section.min_confidence:
+        yield (
+            "[semi_supervised] min_confidence",
+            f"{section.min_confidence:g}",
+            "0, or secure_aggregation to false",
+            "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
         )
     if plan.privacy.level == "record":
         yield (
