@@ -347,7 +347,13 @@ def dev_curve(lines: Sequence[Line]) -> Curve:
 
 def dev_macro_curve(lines: Sequence[Line]) -> Curve:
     """MacroAvg exact match on dev over rounds, of runs that are one federation each."""
-    return _curve(lines, lambda row: row["macro_exact_match"])
+    return _curve(lines, lambda row: row["macro_exact_match"] if len(row["silos"]) > 1 else None)
+
+
+def dev_loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, its loss of a target token on dev over rounds, of runs that are one federation each."""
+    silos = sorted({silo for line in lines for row in _rounds(line) for silo in row["silos"]})
+    return {silo: _curve(lines, lambda row, silo=silo: _dev_losses(row).get(silo)) for silo in silos}  # type: ignore[misc]
 
 
 def dev_loss_curve(lines: Sequence[Line]) -> Curve:
@@ -430,11 +436,8 @@ def _figures_of_rows(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Pictu
     ):
         yield Curves(f"{file}.svg", shown, {name: curve(lines) for name, lines in named.items()}, unit)
     for (_, point), (name, lines) in zip(by_setup, named.items(), strict=True):
-        losses = f"Training loss of each silo, {name} (as figures 3 and 4)"
-        yield Curves(
-            f"figure-3-{point}.svg", losses, loss_curves(lines), "loss of a target token", "optimizer steps of the silo"
-        )
         for file, of, unit, curves in (
+            ("3", "Loss of each silo (as figures 3 and 4)", "loss of a target token on dev", dev_loss_curves),
             ("4", "Loss reduction of each silo", "nats of a token", reduction_curves),
             (
                 "shares",
