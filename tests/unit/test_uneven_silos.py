@@ -60,7 +60,7 @@ def test_the_mislabelled_silo_has_its_own_questions_with_other_sql_and_no_other_
         assert pairs(folder / "silos" / name, "test") == pairs(folder / "mislabelled" / name, "test")
 
 
-@pytest.mark.parametrize("name", ["ladder", "ladder-equal", "ladder-mislabelled", "ladder-server"])
+@pytest.mark.parametrize("name", ["ladder", "ladder-equal", "ladder-long", "ladder-mislabelled", "ladder-server"])
 def test_the_studies_of_these_silos_have_plans_that_hold(folder: Path, name: str) -> None:
     study = Study.read(STUDIES / f"{name}.toml")
     assert set(silos_in(folder / study.silos)) == set(TRAIN)
