@@ -136,7 +136,10 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
 
 
 def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
+    """With silos that train without labels."""
     aggregation, section = plan.aggregation, plan.semi_supervised
+    if section.teacher == "none":  # they train in no round
+        return
     taught = section.teacher in ("ema", "round")
     if aggregation.secure_aggregation and taught and section.order == "alternate":
         yield (
