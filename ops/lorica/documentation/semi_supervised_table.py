@@ -27,6 +27,7 @@ BESIDE: Final[Mapping[str, Sections]] = {
     'weights by loss (`"lorar"`, `"loss_reduction"`, `"q_fedavg"`), FedNova': {"aggregation": {"weighting": "lorar"}},
     "`aggregation.secure_aggregation`": _MASKED,
     "the same with `min_confidence` above 0": {**_MASKED, "semi_supervised": {"min_confidence": 0.5}},
+    'the same with `filter` other than `"none"`': {**_MASKED, "semi_supervised": {"filter": "executes"}},
     "`aggregation.momentum` above 0, another server optimizer": {"aggregation": {"momentum": 0.9}},
     "a robust reducer": {"aggregation": {"reducer": "median"}},
     "FedExP": {"aggregation": {"step_length": "fedexp"}},
