@@ -33,12 +33,13 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import Parts, SameResult, evaluate
 from silo_agent.training.generation import generated
-from silo_agent.training.local_trainer import Progress, train_locally
+from silo_agent.training.local_trainer import Objective, Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
+from silo_agent.training.semi_supervised.span_corruption import Question, SpanCorruption
 from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
@@ -240,18 +241,31 @@ class SiloTrainer:
     @contextmanager
     def _student_of(
         self, parameters: Sequence[torch.nn.Parameter], answers: AnswerFilter | None
-    ) -> Iterator[Consistency]:
+    ) -> Iterator[Objective]:
         """Of a silo without labels: within, the model has the student's dropout."""
-        section = self._plan.semi_supervised
+        section, t5, tokenizer = self._plan.semi_supervised, self._model.t5, self._model.tokenizer
         if answers is None and section.filter != "none":
             raise DataError(
                 f'plan {self._plan.name} has [semi_supervised] filter = "{section.filter}", and silo {self._silo} '
                 "trains without its database: open it first"
             )
+        with dropout_of(t5, section.student_dropout):
+            if section.teacher == "mlm":
+                yield SpanCorruption(t5, self._model.device, tokenizer, self._questions(), self._section)
+                return
+            counts = None if answers is None else partial(_counted, answers, tokenizer)
+            yield Consistency(t5, parameters, self.encoded("train"), self._section, section, counts)
 
-        counts = None if answers is None else partial(_counted, answers, self._model.tokenizer)
-        with dropout_of(self._model.t5, section.student_dropout):
-            yield Consistency(self._model.t5, parameters, self.encoded("train"), self._section, section, counts)
+    def _questions(self) -> list[Question]:
+        """Of the training examples, apart from the schemas behind them."""
+        examples, encode = self._data.split("train"), self._model.tokenizer.encode
+        schemas = self._schemas or {}
+        behind = dict(zip(schemas, encode([model_input("", schema) for schema in schemas.values()]), strict=True))
+        end = [self._model.tokenizer.end]
+        asked = encode([example.question for example in examples])
+        return [
+            Question(ids[:-1], behind.get(example.db_id, end)) for ids, example in zip(asked, examples, strict=True)
+        ]
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation

@@ -5,7 +5,8 @@ real machines and masks, and a coordinator that works with one silo reads a delt
 the centres, which are means that it published, and what its own silo sent.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,8 @@ BOUND = 64.0
 """Of a coordinate of a delta: what the colluder's centres need."""
 ROUNDING = 1e-4
 """Below this a reaction is rounding, in lengths of deltas of about 1."""
+NEAR = 1e-3
+"""Pushes that differ by less of their length are not told apart."""
 
 
 def cut(delta: Vector, centre: Vector, radius: float) -> Vector:
@@ -126,31 +129,37 @@ class Found:
     rounds: int
 
 
-def one_delta(world: PlainRounds, radius: float, direction: Vector, *, most_rounds: int = 60) -> Found | None:
-    """What a coordinator makes of its sums, whose silo pushes the centre along `direction`; None: nothing.
+def one_delta(
+    world: PlainRounds, radius: float, directions: Iterable[Vector], *, most_rounds: int = 200
+) -> Found | None:
+    """What a coordinator makes of its sums, whose silo pushes the centre along `directions`; None: nothing.
 
     A first round around zero, with a radius that honest deltas keep within, cuts nobody: it shows their plain sum. The
     centre is then pushed until the sum is another one. As long as one silo alone is cut, what is missing from the sum
     has the direction of that silo's delta from the centre, and the length by which it is beyond the radius: so the
-    delta is known. Two centres that give the same delta show that it was one silo alone.
+    delta is known. Two centres that give the same delta show that it was one silo alone. Where two silos are cut at
+    almost the same push, another direction tells them apart.
     """
-    honest, silos = world.round(np.zeros_like(direction)), len(world.honest) + 1
-    nobody, somebody, pushed = 0.0, None, radius
-    before: Vector | None = None
-    while world.rounds < most_rounds:
-        world.round(silos * pushed * direction - honest)  # so that the next centre is about there
-        centre = world.centre
-        missing = world.round(np.zeros_like(direction)) - honest
-        beyond = float(np.linalg.norm(missing))
-        if beyond < ROUNDING:
-            nobody = pushed
-        else:
-            somebody = pushed
-            seen = centre - (radius + beyond) * missing / beyond
-            if before is not None and np.linalg.norm(seen - before) < 10 * ROUNDING * (1 + np.linalg.norm(seen)):
-                return Found(seen, world.rounds)
-            before = seen
-        pushed = 2 * pushed if somebody is None else (nobody + somebody) / 2
+    honest, silos = world.round(np.zeros_like(world.centre)), len(world.honest) + 1
+    for direction in directions:
+        nobody, somebody, pushed = 0.0, math.inf, radius
+        before: Vector | None = None
+        while somebody - nobody > NEAR * nobody:
+            if world.rounds >= most_rounds:
+                return None
+            world.round(silos * pushed * direction - honest)  # so that the next centre is about there
+            centre = world.centre
+            missing = world.round(np.zeros_like(direction)) - honest
+            beyond = float(np.linalg.norm(missing))
+            if beyond < ROUNDING:
+                nobody = pushed
+            else:
+                somebody = pushed
+                seen = centre - (radius + beyond) * missing / beyond
+                if before is not None and np.linalg.norm(seen - before) < 10 * ROUNDING * (1 + np.linalg.norm(seen)):
+                    return Found(seen, world.rounds)
+                before = seen
+            pushed = 2 * pushed if math.isinf(somebody) else (nobody + somebody) / 2
     return None
 
 

@@ -6,7 +6,7 @@ ADR 26 has what was weighed.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 import numpy as np
@@ -51,6 +51,11 @@ def direction(generator: np.random.Generator, elements: int) -> Vector:
     return np.asarray(drawn / np.linalg.norm(drawn))
 
 
+def directions(generator: np.random.Generator, elements: int) -> Iterator[Vector]:
+    while True:
+        yield direction(generator, elements)
+
+
 def longest(honest: list[Vector]) -> float:
     return max(float(np.linalg.norm(delta)) for delta in honest)
 
@@ -78,7 +83,7 @@ def test_attack_masked_sums_around_two_centres_give_one_silos_delta() -> None:
     generator = np.random.default_rng(1)
     honest = deltas(generator, 4, 24)
     radius = 1.5 * longest(honest)
-    found = one_delta(MaskedRounds(honest, around(radius)), radius, direction(generator, 24))
+    found = one_delta(MaskedRounds(honest, around(radius)), radius, directions(generator, 24))
     assert found is not None
     assert found.rounds < 20
     assert off(found.delta, honest) < 1e-3
@@ -98,7 +103,7 @@ def test_the_same_attack_finds_nothing_where_silos_cut_as_agents_do() -> None:
             return summed(section, [len(delta)], delta.astype("<f4"), summary(10, 1.0))[0].astype(np.float64)
 
         rounds = MaskedRounds(honest, as_agents)
-        assert one_delta(rounds, radius, direction(generator, 24), most_rounds=12) is None
+        assert one_delta(rounds, radius, directions(generator, 24), most_rounds=12) is None
         assert rounds.rounds >= 12
 
 
@@ -111,7 +116,7 @@ def test_attack_whatever_the_deltas_a_radius_that_cuts_nobody_at_first_gives_one
     generator = np.random.default_rng(seed)
     honest = deltas(generator, silos, elements)
     radius = wide * longest(honest)
-    found = one_delta(PlainRounds(honest, around(radius)), radius, direction(generator, elements))
+    found = one_delta(PlainRounds(honest, around(radius)), radius, directions(generator, elements))
     assert found is not None
     assert off(found.delta, honest) < 1e-2
 

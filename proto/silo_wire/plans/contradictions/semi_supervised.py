@@ -13,6 +13,8 @@ from silo_wire.weightings.size import SIZE
 
 WEIGHTINGS: Final = (EQUAL, SIZE)
 """What a teacher's answers say of a silo's loss is no task loss: it falls most where the student agrees with itself."""
+_READ_WITH: Final = {"ema_decay": ("ema",), "loss": ("ema", "round"), "min_confidence": ("ema", "round")}
+"""By key, the teachers with which a silo without labels reads it."""
 
 
 def of_semi_supervised(plan: PlanValues) -> Iterator[str]:
@@ -20,7 +22,7 @@ def of_semi_supervised(plan: PlanValues) -> Iterator[str]:
     if not section.unlabelled:
         yield from _of_keys_that_nobody_reads(section, "unlabelled names none")
         return
-    for key, value, remedy, why in (*_not_there_yet(section), *_unlike(plan)):
+    for key, value, remedy, why in _unlike(plan):
         yield f"{key} = {value} does not go with [semi_supervised] unlabelled, {why}: set it to {remedy}"
     if section.teacher == "none":
         yield from _of_keys_that_nobody_reads(
@@ -43,11 +45,15 @@ def of_semi_supervised(plan: PlanValues) -> Iterator[str]:
             "student that is its teacher, and what it would learn is how numbers are rounded; set it above 0, or loss "
             'to "answer"'
         )
-    if section.teacher in ("round", "mlm") and section.ema_decay != SemiSupervisedSection().ema_decay:
-        yield (
-            f'[semi_supervised] ema_decay = {section.ema_decay:g} is read with teacher = "ema" alone, and teacher is '
-            f'"{section.teacher}": leave ema_decay out, or set teacher to "ema"'
-        )
+    usual = SemiSupervisedSection()
+    for key, teachers in _READ_WITH.items():
+        value = getattr(section, key)
+        named = " or ".join(f'"{teacher}"' for teacher in teachers)
+        if section.teacher not in (*teachers, "none") and value != getattr(usual, key):
+            yield (
+                f"[semi_supervised] {key} = {value} is read with teacher = {named} alone, and teacher is "
+                f'"{section.teacher}": leave {key} out, or set teacher to {named}'
+            )
 
 
 def _of_keys_that_nobody_reads(section: SemiSupervisedSection, why: str, *, but: Collection[str] = ()) -> Iterator[str]:
@@ -59,16 +65,6 @@ def _of_keys_that_nobody_reads(section: SemiSupervisedSection, why: str, *, but:
                 f"[semi_supervised] {key} = {getattr(section, key)} is read by silos without labels alone, and "
                 f"{why}: leave {key} out, or {remedy}"
             )
-
-
-def _not_there_yet(section: SemiSupervisedSection) -> Iterator[tuple[str, str, str, str]]:
-    if section.teacher == "mlm":
-        yield (
-            "[semi_supervised] teacher",
-            f'"{section.teacher}"',
-            '"ema", "round" or "none"',
-            "which train from a teacher's answers and from nothing else yet",
-        )
 
 
 def _of_turns(plan: PlanValues) -> Iterator[str]:
@@ -143,13 +139,22 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
 
 
 def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
-    aggregation = plan.aggregation
-    if aggregation.secure_aggregation:
+    aggregation, section = plan.aggregation, plan.semi_supervised
+    taught = section.teacher in ("ema", "round")
+    if aggregation.secure_aggregation and taught and section.order == "alternate":
         yield (
             "[aggregation] secure_aggregation",
             "true",
-            "false",
-            "of whom one whose teacher is never sure adds nothing, so that a sum could be a single silo's delta",
+            'false, or teacher to "mlm" or order to "together"',
+            "whose rounds have nobody with labels: a model that is sure of whatever it answers leaves nothing to "
+            "learn, so that a sum could be the delta of the one silo that it is not sure of",
+        )
+    elif aggregation.secure_aggregation and section.min_confidence:
+        yield (
+            "[semi_supervised] min_confidence",
+            f"{section.min_confidence:g}",
+            "0, or secure_aggregation to false",
+            "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
         )
     if plan.privacy.level == "record":
         yield (
