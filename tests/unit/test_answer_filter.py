@@ -365,6 +365,7 @@ def test_a_silo_refuses_it_unless_its_people_said_otherwise(kind: str) -> None:
     [
         ({"filter": "agrees", "privacy": True}, "which no clipped question covers"),
         ({"filter": "nonempty", "privacy": True}, "which no clipped question covers"),
+        *(({"filter": kind, "masks": True}, "the sum is of fewer") for kind in ("executes", "nonempty", "agrees")),
         ({"filter": "executes", "task": {"kind": "wikisql"}}, "have no database to try an answer on"),
         ({"filter": "executes", "samples": 7}, 'is read with filter = "agrees" alone'),
         ({"samples": 7}, 'is read with filter = "agrees" alone'),
@@ -378,6 +379,8 @@ def test_what_does_not_go_with_it_is_refused_by_name(changes: dict[str, Any], sa
     more = dict(changes)
     if more.pop("privacy", False):
         values["privacy"] |= {"level": "silo", "noise_multiplier": 1.0}
+    if more.pop("masks", False):
+        values["aggregation"] |= {"secure_aggregation": True, "max_weight": 100.0}
     if "task" in more:
         values["task"] = more.pop("task")
     values["semi_supervised"] |= more

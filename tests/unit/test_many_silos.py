@@ -15,6 +15,7 @@ from rich.console import Console
 from support.tiny_t5 import bundle_of, random_model
 
 from lorica.simulation.direct_coordinator import SharedModels
+from lorica.simulation.model_files import KeptModel
 from lorica.simulation.report import SHOWN_SILOS, print_round
 from lorica_coordinator.edges.keys.authorities import Authorities
 from lorica_coordinator.service.records import RoundRow, SiloRow
@@ -164,7 +165,7 @@ def test_the_trust_bundle_is_digested_once_for_all_orders(tmp_path: Path, monkey
 
 
 def test_a_plan_is_parsed_once_for_all_silos(tmp_path: Path) -> None:
-    bundle, shared = bundle_of(random_model(2)), SharedModels(tmp_path / "models")
+    bundle, shared = bundle_of(random_model(2)), SharedModels(tmp_path / "models", KeptModel(tmp_path / "kept"))
     raw, digest = bundle.encode(), bundle.plan.digest
     first = shared.plan(raw, digest)
     assert first.plan == PlanBundle.decode(raw, digest).plan

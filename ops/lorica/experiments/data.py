@@ -85,7 +85,8 @@ def poisoned(source: Path, target: Path, attack: Attack) -> Path:
 
 
 def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
-    """One silo that has every line of all, and all of their schemas; without a database.
+    """One silo that has every line of all, and all of their schemas, where lines have no tables of their own; without a
+    database. Raises DataError.
 
     An id, or a name of a database, that several silos have is told apart by the silo's own name: a repeated one would
     be a bad line.
@@ -95,16 +96,25 @@ def merged(silos: Mapping[SiloName, Path], folder: Path) -> Path:
     schemas: list[Any] = []
     databases: dict[SiloName, dict[str, str]] = {}
     taken: set[str] = set()
+    own_tables = [silo for silo, path in silos.items() if not (path / SCHEMA_FILE).exists()]
+    if own_tables and len(own_tables) < len(silos):
+        raise DataError(
+            f"silo {own_tables[0]} has no {SCHEMA_FILE} and others have one: lines with tables of their own do not go "
+            "with those of a database"
+        )
     for silo, path in silos.items():
-        found = json.loads(schema_of(path))
         databases[silo] = {}
+        if own_tables:
+            continue
+        found = json.loads(schema_of(path))
         for schema in found if isinstance(found, list) else [found]:
             name = schema["db_id"]
             if name.lower() in taken:
                 databases[silo][name] = schema["db_id"] = f"{silo}/{name}"
             taken.add(schema["db_id"].lower())
             schemas.append(schema)
-    (folder / SCHEMA_FILE).write_text(json.dumps(schemas), encoding="utf-8")
+    if not own_tables:
+        (folder / SCHEMA_FILE).write_text(json.dumps(schemas), encoding="utf-8")
     owners: dict[str, SiloName] = {}
     for split in SPLITS:
         text = b"".join(
@@ -123,12 +133,13 @@ def _told_apart(line: bytes, silo: SiloName, owners: dict[str, SiloName], rename
     """The line as it is, but for an id that is another silo's too, and a database that was renamed."""
     try:
         value = json.loads(line)
-        id_, database = value["id"], value["db_id"]
+        id_, database = value["id"], value.get("db_id")  # none where a line has a table of its own
         others = owners.setdefault(id_, silo) != silo
         moved = database in renamed
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return line
     if not others and not moved:
         return line
-    value |= {"id": f"{silo}/{id_}" if others else id_, "db_id": renamed.get(database, database)}
+    value |= {"id": f"{silo}/{id_}"} if others else {}
+    value |= {"db_id": renamed[database]} if moved else {}
     return f"{json.dumps(value)}\n".encode()

@@ -52,6 +52,7 @@ _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
 _LABELS = "semi_supervised."
+_DRAWN = "schedule.cohort_size"
 _FOLLOWS = ("weight", "loss_reduction", "outcome")
 _Outcome = dict[str, Any] | StateError
 """A run's line of results, or why it has none."""
@@ -140,13 +141,15 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
 
 def quorum(values: Mapping[str, object], silos: Collection[SiloName]) -> int:
     """How many of `silos` train in a round of a plan with `values`: all, but where those without labels train in no
-    round, or in rounds of their own, which the quorum is then of."""
+    round, or in rounds of their own, which the quorum is then of; and no more than are drawn for one."""
     own = {key.removeprefix(_LABELS): value for key, value in values.items() if key.startswith(_LABELS)}
     section = SemiSupervisedSection.model_validate(own)
     unlabelled = sum(map(section.without_labels, silos))
+    count = len(silos) if section.order == "together" or not unlabelled else unlabelled
     if section.teacher == "none":
-        return len(silos) - unlabelled
-    return len(silos) if section.order == "together" or not unlabelled else unlabelled
+        count = len(silos) - unlabelled
+    drawn = values.get(_DRAWN, 0)
+    return min(count, drawn) if isinstance(drawn, int) and drawn else count
 
 
 def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":

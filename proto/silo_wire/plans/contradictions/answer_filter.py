@@ -31,6 +31,12 @@ def of_answer_filter(plan: PlanValues) -> Iterator[str]:
             f'{filter_is} is read where a teacher answers, and teacher is "{section.teacher}": set filter to "none", '
             'or teacher to "ema" or "round"'
         )
+    if plan.aggregation.secure_aggregation:
+        yield (
+            f"{filter_is} does not go with [aggregation] secure_aggregation, under which a silo whose answers are all "
+            "dropped adds nothing, and the sum is of fewer: a model can see to it that it is of one; set filter to "
+            '"none", or secure_aggregation to false'
+        )
     if plan.privacy.level != "none" and section.filter in READS_ROWS:
         yield (
             f'{filter_is} does not go with [privacy] level = "{plan.privacy.level}": it depends on rows of the '

@@ -159,13 +159,6 @@ def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
             "0, or secure_aggregation to false",
             "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
         )
-    if aggregation.secure_aggregation and section.filter != "none":
-        yield (
-            "[semi_supervised] filter",
-            f'"{section.filter}"',
-            '"none", or secure_aggregation to false',
-            "of whom under masks one whose database takes no answer adds nothing, and others' sum is of fewer",
-        )
     if plan.privacy.level == "record":
         yield (
             "[privacy] level",
