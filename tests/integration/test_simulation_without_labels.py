@@ -2,6 +2,7 @@
 alone are scored."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,33 @@ def test_a_plan_for_which_a_kind_of_rounds_has_nobody_is_not_begun(silos: Path, 
     plan = tmp_path / "plans" / "first"
     with pytest.raises(StateError, match="min_silos = 2 for rounds of silos without labels, and 1 of 2 enrolled"):
         simulate(plan, silos_in(silos), tmp_path / "out", device="cpu", threads=1)
+
+
+def test_masked_rounds_in_turn_are_of_groups_of_one_kind_each(silos: Path, tmp_path: Path) -> None:
+    """Three silos with labels and three without, each kind a release group, and a closing round of those with scores.
+    Every silo makes chunks of each model again before it trains from it."""
+    names = [*(f"clinic-{n}" for n in range(3)), *(f"ward-{n}" for n in range(3))]
+    for name in names:
+        shutil.copytree(silos / "clinic", tmp_path / "six" / name)
+        keep_first(tmp_path / "six" / name / "train.jsonl", 8)
+    changes = {
+        "schedule.min_silos": 3,
+        "aggregation.secure_aggregation": True,
+        "evaluation.every": 0,
+        "evaluation.initial": False,
+        "semi_supervised.teacher": "mlm",
+        "semi_supervised.loss": "probabilities",
+        "semi_supervised.min_labelled": 3,
+    }
+    make_plan(tmp_path, overrides={**IN_TURN, **changes})
+    simulate(tmp_path / "plans" / "first", silos_in(tmp_path / "six"), tmp_path / "out", device="cpu", threads=1)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "rounds.jsonl").read_text().splitlines()]
+    made = {row["round"]: row for row in rows if row["outcome"] in ("applied", "scored")}
+    committed = {
+        number: [name for name, silo in row["silos"].items() if silo["outcome"] == "committed"]
+        for number, row in made.items()
+    }
+    assert committed == {1: names[:3], 2: names[3:], 3: names[:3]}
+    assert [row["outcome"] for row in made.values()] == ["applied", "applied", "scored"]
+    assert made[1]["model"] != made[2]["model"]
+    assert made[2]["micro_exact_match"] is not None, "by the closing round's sum"

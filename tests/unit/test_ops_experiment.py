@@ -317,7 +317,12 @@ def test_rows_whose_questions_are_told_stand_beside_each_other_with_intervals_by
     answers = {"size": "1000", "lorar": "1110", "finetuning": "1100"}
     for run in one.runs():
         facts = line(run, 0.5)
+        if run.point["variant"] == "lorar":
+            later = {silo: {**told, "share": 0.5} for silo, told in facts["rounds"][0][1]["silos"].items()}
+            later["clinic"]["share"] = 0.2
+            facts["rounds"][0].append({**facts["rounds"][0][1], "round": 2, "silos": later})
         facts["rounds"][0][1]["macro_exact_match"] = facts["rounds"][0][0]["macro_exact_match"] = 0.5
+        facts["rounds"][0][-1]["macro_exact_match"] = 0.5
         for silo, right in (("clinic", answers[str(run.point["variant"])]), ("insurer", "0001")):
             facts["test"][silo] |= {"right": right, "exact_match": right.count("1") / 4}
         if run.point["variant"] == "size":
@@ -333,9 +338,10 @@ def test_rows_whose_questions_are_told_stand_beside_each_other_with_intervals_by
     assert "| FedOPT (lorar) | +12.5 [+0.0, +37.5] | +25.0 [+0.0, +50.0] |  |" in page, "by MicroAvg"
     assert "| FedOPT (lorar) | +12.5 [+0.0, +37.5] | -50.0 [-75.0, -25.0] |  |" in page, "size is another model then"
     assert "Of lorar: `aggregation.weighting = lorar`" in page
-    for figure in ("5", "5-macro", "5-loss", "3-lorar", "4-lorar", "shares-size"):
+    for figure in ("5", "5-macro", "5-loss", "3-lorar", "4-lorar", "shares-lorar"):
         assert (tmp_path / f"figure-{figure}.svg").exists()
         assert f"(figure-{figure}.svg)" in page
+    assert not (tmp_path / "figure-4-size.svg").exists(), "its shares stay"
 
 
 def test_each_point_of_a_grid_has_its_own_rows_and_pictures(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from unit.test_wire_plan import plan_value
 
 from lorica_coordinator.plans.plan_text import plan_text
 from lorica_coordinator.service.plan_desk import terms_of
-from lorica_security.errors import MalformedMessage
-from lorica_security.identifiers import SiloName
+from lorica_security.errors import MalformedMessage, PolicyRefusal
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from silo_agent.commands.plan_review import settings
+from silo_agent.service.masking import check_labels_of_groups
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
@@ -33,6 +35,10 @@ def changed(key: str, value: Any, **more: Any) -> dict[str, Any]:
         section, name = path.split(".")
         sections.setdefault(section, {})[name] = one
     return sections
+
+
+MASKED_KEYS = {"aggregation.secure_aggregation": True, "schedule.min_silos": 5}
+MASKED = changed("aggregation.momentum", 0.0, **MASKED_KEYS)
 
 
 def plan(section: dict[str, Any] | None = None, **more: Any) -> Plan:
@@ -125,18 +131,82 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
             )
         ),
         (
-            TOGETHER,
-            {
-                "aggregation": {"weighting": "equal", "secure_aggregation": True},
-                "schedule": {"rounds": 1, "min_silos": 3},
-            },
-            "[aggregation] secure_aggregation = true does not go with [semi_supervised] unlabelled, of whom one whose "
-            "teacher is never sure adds nothing",
+            {**TOGETHER, "min_confidence": 0.5},
+            MASKED,
+            "[semi_supervised] min_confidence = 0.5 does not go with [semi_supervised] unlabelled, of whom under masks "
+            "one whose teacher is never sure adds nothing",
+        ),
+        *(
+            (
+                {**ALTERNATE, "teacher": teacher, "min_labelled": 3},
+                MASKED,
+                "[aggregation] secure_aggregation = true does not go with [semi_supervised] unlabelled, whose rounds "
+                "have nobody with labels",
+            )
+            for teacher in ("ema", "round")
+        ),
+        *(
+            (
+                {**ALTERNATE, "teacher": "mlm", "min_labelled": few},
+                MASKED,
+                f"min_labelled = {few} is too few for secure",
+            )
+            for few in (1, 2)
+        ),
+        (
+            {**ALTERNATE, "teacher": "mlm", "min_labelled": 3},
+            changed("aggregation.min_survivors", 4, **MASKED_KEYS),
+            "min_survivors = 4 does not hold with min_labelled = 3",
         ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(section: dict[str, Any], more: dict[str, Any], said: str) -> None:
     assert said in refusal(section, **more)
+
+
+def test_masks_go_with_rounds_that_nobody_is_alone_in() -> None:
+    made = plan({**ALTERNATE, "teacher": "mlm", "min_labelled": 3}, **MASKED)
+    assert (made.smallest_cohort, plan(TOGETHER, **MASKED).smallest_cohort) == (3, 5)
+    assert plan({**ALTERNATE, "teacher": "none"}, **MASKED).smallest_cohort == 5
+
+
+@pytest.mark.parametrize(
+    ("groups", "colluders", "refused"),
+    [
+        ("a b c lab | d e f ward-1", 0, ""),
+        ("a b c d | e f lab", 0, "release group e,f,lab has 2 silos with labels by plan"),
+        ("a b c d | lab ward-1 ward-2", 0, "has 0 silos with labels"),
+        ("a b c lab", 2, "has 3 silos with labels"),
+        ("a b c d lab", 2, ""),
+    ],
+)
+def test_under_masks_every_group_of_both_kinds_has_labels_enough(groups: str, colluders: int, refused: str) -> None:
+    """Three silos at least, of which all colluders may be: their deltas and their scores hide each other's, whatever
+    the others of the group add."""
+    more = changed("aggregation.momentum", 0.0, **MASKED_KEYS, **{"aggregation.colluders": colluders})
+    more["aggregation"]["min_survivors"] = 5
+    link = first_link(FederationName("north"), Partition.of([map(SiloName, one.split()) for one in groups.split("|")]))
+    if refused:
+        with pytest.raises(PolicyRefusal, match=refused) as caught:
+            check_labels_of_groups(plan(TOGETHER, **more), link)
+        assert caught.value.rule == "labels"
+    else:
+        check_labels_of_groups(plan(TOGETHER, **more), link)
+    check_labels_of_groups(Plan.model_validate(plan_value()), link)
+    check_labels_of_groups(plan({**ALTERNATE, "teacher": "mlm", "min_labelled": 5}, **more), link)
+
+
+def test_silos_of_one_kind_are_a_group() -> None:
+    silos = [SiloName(name) for name in ("clinic", "lab", "bank", "ward-1")]
+    kinds = [
+        plan(section, **IN_TURN).semi_supervised.who_trains.kinds(silos)
+        for section in (TOGETHER, ALTERNATE, {**ALTERNATE, "teacher": "none"})
+    ]
+    assert kinds == [
+        (("clinic", "lab", "bank", "ward-1"),),
+        (("clinic", "bank"), ("lab", "ward-1")),
+        (("clinic", "bank"),),
+    ]
 
 
 @pytest.mark.parametrize("weighting", ["equal", "size"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lorica.experiments.hostile_report import STUDIES
 
 from lorica.demo.nearest_neighbour import nearest_neighbour_answers
 from lorica.demo.silos.uneven_silos import (
@@ -16,6 +17,9 @@ from lorica.demo.silos.uneven_silos import (
     uneven_questions,
     write_uneven_silos,
 )
+from lorica.experiments.definition import SETUPS, Study
+from lorica.simulation.run import silos_in
+from lorica_coordinator.plans.plan_folder import require_valid
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +58,16 @@ def test_the_mislabelled_silo_has_its_own_questions_with_other_sql_and_no_other_
         wrong = [a["query"] != b["query"] for a, b in zip(honest, flipped, strict=True)]
         assert (sum(wrong) > 0.95 * len(wrong)) if name == MISLABELLED else not any(wrong)
         assert pairs(folder / "silos" / name, "test") == pairs(folder / "mislabelled" / name, "test")
+
+
+@pytest.mark.parametrize("name", ["ladder", "ladder-equal", "ladder-long", "ladder-mislabelled", "ladder-server"])
+def test_the_studies_of_these_silos_have_plans_that_hold(folder: Path, name: str) -> None:
+    study = Study.read(STUDIES / f"{name}.toml")
+    assert set(silos_in(folder / study.silos)) == set(TRAIN)
+    for run in list(study.runs())[: len(study.variants)]:
+        together = SETUPS[run.setup].way == "together"
+        overrides = {**run.values, "schedule.min_silos": len(TRAIN) if together else 1}
+        require_valid(name="it", federation="study", preset="default", seed=1, overrides=overrides)
 
 
 def test_no_silo_has_trained_on_a_held_out_sql_of_its_own_and_what_others_have_is_known() -> None:

@@ -234,13 +234,13 @@ class ReleaseGroups:
         _log.info("release groups proposed", number=link.number, groups=len(partition.groups), silos=len(link.members))
         return SignedLink(link=link)
 
-    async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
-        """One group of all, where nothing stands, nothing is proposed and nothing is to come back; `colluders` are the
-        plan's."""
+    async def propose_first(self, groups: Iterable[Iterable[SiloName]], *, colluders: int) -> None:
+        """As large as can be: one of all silos, or of each kind of which rounds are. Where nothing stands, nothing is
+        proposed and nothing is to come back; `colluders` are the plan's."""
         async with self._alone:
             if self.head is None and self._proposed is None and self.behind(()) is None:
                 promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
-                await self._propose(Partition.of([silos]), promise)
+                await self._propose(Partition.of(groups), promise)
 
     async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
         """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for

@@ -4,6 +4,7 @@ A page holds its prose, and between `<!-- table: NAME -->` and `<!-- end of tabl
 key means is said once, in the template that an operator edits; what values it takes comes from the pydantic model.
 """
 
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -63,6 +64,27 @@ def commands_table(program: str) -> str:
     return markdown_table(("command", "what it does", "options"), list(docs_commands.rows(program)))
 
 
+# --- studies
+
+
+def study_table(study: str, heading: str) -> str:
+    """The first table under a heading of the study's published report."""
+    report = (DOCS / "results" / study / "report.md").read_text(encoding="utf-8")
+    lines = report.split(f"\n{heading}\n", 1)[1].splitlines()
+    from_table = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("|"), from_table))
+
+
+_STUDY_TABLES: Final = {
+    "ladder-scores": ("ladder", "## Exact match on test"),
+    "ladder-by-macro": ("ladder", "### By the model with the best MacroAvg on dev"),
+    "ladder-without": ("ladder", "### MacroAvg without one silo"),
+    "ladder-differences": ("ladder", "## Paired differences"),
+    "ladder-loss": ("ladder", "## Loss per target token on test, in nats"),
+    "ladder-server": ("ladder-server", "## Exact match on test"),
+}
+
+
 # --- rooms
 
 
@@ -90,6 +112,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "utility-aim": aim_table,
     "utility-ideas": ideas_table,
     "utility-joint": joint_table,
+    **{name: partial(study_table, *where) for name, where in _STUDY_TABLES.items()},
     **{f"robust-{name}": partial(hostile_report.published_table, name) for name in hostile_report.TABLES},
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
     **{f"rooms-{package.replace('_', '-')}": partial(rooms_table, package) for package in rooms.PACKAGES},

@@ -12,7 +12,7 @@ import multiprocessing
 import shutil
 import subprocess
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -45,11 +45,13 @@ from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
 from silo_agent.training.device import DeviceSettings
 from silo_wire.messages import DeclineReason
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
 ALL = SiloName("all")
 _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
+_LABELS = "semi_supervised."
 _FOLLOWS = ("weight", "loss_reduction", "outcome")
 _Outcome = dict[str, Any] | StateError
 """A run's line of results, or why it has none."""
@@ -126,7 +128,7 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
             named = key.removeprefix(_OVERRIDES).split(".")[0]
             if key.startswith(_OVERRIDES) and named not in (*silos, ALL):
                 raise ConfigurationError(f"{_OVERRIDES}{named} names no silo: the silos are {', '.join(silos)}")
-        count = len(silos) if SETUPS[run.setup].way == "together" else 1
+        count = quorum(run.values, silos) if SETUPS[run.setup].way == "together" else 1
         require_valid(
             name=run.setup,
             federation=_FEDERATION,
@@ -134,6 +136,17 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
             seed=run.seed,
             overrides={**run.values, _QUORUM: count},
         )
+
+
+def quorum(values: Mapping[str, object], silos: Collection[SiloName]) -> int:
+    """How many of `silos` train in a round of a plan with `values`: all, but where those without labels train in no
+    round, or in rounds of their own, which the quorum is then of."""
+    own = {key.removeprefix(_LABELS): value for key, value in values.items() if key.startswith(_LABELS)}
+    section = SemiSupervisedSection.model_validate(own)
+    unlabelled = sum(map(section.without_labels, silos))
+    if section.teacher == "none":
+        return len(silos) - unlabelled
+    return len(silos) if section.order == "together" or not unlabelled else unlabelled
 
 
 def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
@@ -283,7 +296,7 @@ class _Doing:
                 source=self.source,
                 preset=self.run.study.preset,
                 seed=self.run.seed,
-                overrides={**self.run.values, _QUORUM: len(silos)},
+                overrides={**self.run.values, _QUORUM: quorum(self.run.values, silos)},
             )
         simulated = simulate(
             plans / name,

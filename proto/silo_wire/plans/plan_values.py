@@ -101,6 +101,12 @@ class PlanValues(Section):
             masked=self.aggregation.secure_aggregation,
         )
 
+    @property
+    def smallest_cohort(self) -> int:
+        """Of any round: where silos with labels train in turn with others, each kind has a quorum of its own."""
+        section, least = self.semi_supervised, self.schedule.min_silos
+        return min(least, section.min_labelled) if section.who_trains.labelled_alone == "in_turn" else least
+
     def too_few(self, silos: Collection[str]) -> str:
         """Why not every kind of round can begin with `silos`, all that are enrolled, and what to do; "" where each
         can."""

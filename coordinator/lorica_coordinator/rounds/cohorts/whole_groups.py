@@ -65,7 +65,7 @@ def wanting(
     broken = tuple(
         (group, tuple(silo for silo in group if silo not in there))
         for group in groups.groups
-        if not there.issuperset(group)
+        if not there.issuperset(group) and terms.taking_part(frozenset(group), round_number, training=True)
     )
     absent = {silo for _, lacks in broken for silo in lacks}
     return Wanting(

@@ -109,7 +109,8 @@ class ForOperators(FederationParts):
         if wrong := plan.too_few(population):
             raise StateError(wrong)
         if plan.aggregation.secure_aggregation:  # silos sign while they train
-            await self.groups.propose_first(population, colluders=plan.aggregation.colluders)
+            groups = plan.semi_supervised.who_trains.kinds(population)
+            await self.groups.propose_first(groups, colluders=plan.aggregation.colluders)
         # A plan that is known goes on from where it is: the machine looks at no model then.
         model = course.model if course is not None and known else await self._desk.store_initial(opened)
         state = await self._loop.post(

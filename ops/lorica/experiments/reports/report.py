@@ -347,7 +347,13 @@ def dev_curve(lines: Sequence[Line]) -> Curve:
 
 def dev_macro_curve(lines: Sequence[Line]) -> Curve:
     """MacroAvg exact match on dev over rounds, of runs that are one federation each."""
-    return _curve(lines, lambda row: row["macro_exact_match"])
+    return _curve(lines, lambda row: row["macro_exact_match"] if len(row["silos"]) > 1 else None)
+
+
+def dev_loss_curves(lines: Sequence[Line]) -> dict[str, Curve]:
+    """By silo, its loss of a target token on dev over rounds, of runs that are one federation each."""
+    silos = sorted({silo for line in lines for row in _rounds(line) for silo in row["silos"] if len(row["silos"]) > 1})
+    return {silo: _curve(lines, lambda row, silo=silo: _dev_losses(row).get(silo)) for silo in silos}  # type: ignore[misc]
 
 
 def dev_loss_curve(lines: Sequence[Line]) -> Curve:
@@ -430,20 +436,13 @@ def _figures_of_rows(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Pictu
     ):
         yield Curves(f"{file}.svg", shown, {name: curve(lines) for name, lines in named.items()}, unit)
     for (_, point), (name, lines) in zip(by_setup, named.items(), strict=True):
-        losses = f"Training loss of each silo, {name} (as figures 3 and 4)"
-        yield Curves(
-            f"figure-3-{point}.svg", losses, loss_curves(lines), "loss of a target token", "optimizer steps of the silo"
-        )
-        for file, of, unit, curves in (
-            ("4", "Loss reduction of each silo", "nats of a token", reduction_curves),
-            (
-                "shares",
-                "Whose update counted in each tenth of the rounds",
-                "percent of the sum of weights",
-                share_curves,
-            ),
-        ):
-            yield Curves(f"figure-{file}-{point}.svg", f"{of}, {name}", curves(lines), unit)
+        told, shares = dev_loss_curves(lines), share_curves(lines)
+        yield Curves(f"figure-3-{point}.svg", f"Loss of each silo, {name} (as figures 3 and 4)", told, "loss on dev")
+        if any(max(map(max, curve.values())) > 1.01 * min(map(min, curve.values())) for curve in shares.values()):
+            told = reduction_curves(lines)  # which counts where shares follow it
+            yield Curves(f"figure-4-{point}.svg", f"Loss reduction of each silo, {name}", told, "nats of a token")
+            shown = f"Whose update counted in each tenth of the rounds, {name}"
+            yield Curves(f"figure-shares-{point}.svg", shown, shares, "percent of the sum of weights")
 
 
 def _figures_at(at: Mapping[str, Sequence[Line]], suffix: str, point: str) -> Iterator[Picture]:

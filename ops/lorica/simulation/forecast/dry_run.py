@@ -145,7 +145,16 @@ class _Bench:
         )
         work = self._work / "update"
         work.mkdir(exist_ok=True)
-        times = measured(trainer, self._model, self._start, plan=plan, sources=sources, executes=executes, work=work)
+        times = measured(
+            trainer,
+            self._model,
+            self._start,
+            plan=plan,
+            silo=policy.silo,
+            sources=sources,
+            executes=executes,
+            work=work,
+        )
         return counts, times
 
     def _stored(self, file: Path, initial: str, layout: Layout, published: Layout) -> RoundModel:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from silo_wire.drift_correction import NO_CORRECTION
+from silo_wire.plans.contradictions.answer_filter import of_answer_filter
 from silo_wire.plans.plan_values import PlanValues
 from silo_wire.plans.sections.named_silos import ALL_THAT_BEGIN_SO
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
@@ -34,6 +35,8 @@ def of_semi_supervised(plan: PlanValues) -> Iterator[str]:
             f'[semi_supervised] min_labelled = {section.min_labelled} is read with order = "alternate" alone, and '
             f'order is "{section.order}": leave min_labelled out, or set order to "alternate"'
         )
+    if section.teacher != "none":
+        yield from of_answer_filter(plan)
     if ALL_THAT_BEGIN_SO in section.unlabelled:
         yield f'[semi_supervised] unlabelled = ["{ALL_THAT_BEGIN_SO}"] leaves no silo with labels: name some silos'
     if section.teacher in ("ema", "round") and section.loss == "probabilities" and not section.student_dropout:
@@ -136,13 +139,22 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
 
 
 def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
-    aggregation = plan.aggregation
-    if aggregation.secure_aggregation:
+    aggregation, section = plan.aggregation, plan.semi_supervised
+    taught = section.teacher in ("ema", "round")
+    if aggregation.secure_aggregation and taught and section.order == "alternate":
         yield (
             "[aggregation] secure_aggregation",
             "true",
-            "false",
-            "of whom one whose teacher is never sure adds nothing, so that a sum could be a single silo's delta",
+            'false, or teacher to "mlm" or order to "together"',
+            "whose rounds have nobody with labels: a model that is sure of whatever it answers leaves nothing to "
+            "learn, so that a sum could be the delta of the one silo that it is not sure of",
+        )
+    elif aggregation.secure_aggregation and section.min_confidence:
+        yield (
+            "[semi_supervised] min_confidence",
+            f"{section.min_confidence:g}",
+            "0, or secure_aggregation to false",
+            "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
         )
     if plan.privacy.level == "record":
         yield (

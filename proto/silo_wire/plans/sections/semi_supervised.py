@@ -22,6 +22,9 @@ class SemiSupervisedSection(Section):
     loss: Literal["probabilities", "answer"] = "probabilities"
     min_confidence: Annotated[float, Field(ge=0, lt=1)] = 0.0  # geometric mean of an answer's token probabilities
     student_dropout: Annotated[float, Field(ge=0, le=0.9)] = 0.1
+    # which answers count, by the silo's own database
+    filter: Literal["none", "executes", "nonempty", "agrees"] = "none"
+    samples: Annotated[int, Field(ge=3, le=16)] = 5  # answers to a question, the greedy one among them
 
     @field_validator("unlabelled")
     @classmethod

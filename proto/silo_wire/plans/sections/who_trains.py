@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from lorica_security.identifiers import SiloName
 from silo_wire.plans.sections.named_silos import is_among
 
 Alone = Literal["never", "in_turn", "always"]
@@ -38,9 +39,15 @@ class WhoTrains:
             return not is_among(silo, self.unlabelled)
         return not self.unlabelled_round(round_number) or is_among(silo, self.unlabelled)
 
-    def trainers(self, silos: Iterable[str], round_number: int) -> int:
-        """How many of `silos` train in this round."""
-        return sum(self.trains(silo, round_number) for silo in silos)
+    def kinds(self, silos: Iterable[SiloName]) -> tuple[tuple[SiloName, ...], ...]:
+        """`silos` that are ever in a round, those that are in rounds together in one part; no part is empty."""
+        there = tuple(silos)
+        parts = {self._kind(silo): tuple(one for one in there if self._kind(one) == self._kind(silo)) for silo in there}
+        return tuple(part for kind, part in sorted(parts.items()) if kind)
+
+    def _kind(self, silo: str) -> str:
+        rounds = [number for number in (1, 2) if self.trains(silo, number)]
+        return "".join(map(str, rounds))
 
     def server_rate(self, round_number: int, silos: int) -> float:
         """What the mean delta of `silos` silos, all that are in the sum, is multiplied by."""
