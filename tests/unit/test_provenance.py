@@ -75,6 +75,43 @@ def test_attack_what_is_told_cannot_draw_on_the_terminal() -> None:
     assert len(told(hostile)) == 7
 
 
+HOSTILE_NAME = "\x1b[31mX\nY\x9b"
+
+
+def test_attack_a_name_in_the_folder_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    (folder / HOSTILE_NAME).write_bytes(b"x")
+    with pytest.raises(IntegrityError, match=r"is not of the model") as raised:
+        verified(folder, KEY.public_key())
+    assert str(raised.value).isprintable()
+
+
+def test_attack_a_key_of_the_statement_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    value = json.loads((folder / PROVENANCE_FILE).read_bytes())
+    value["statement"][HOSTILE_NAME] = 1
+    (folder / PROVENANCE_FILE).write_text(json.dumps(value))
+    with pytest.raises(IntegrityError, match="is no statement of a coordinator") as raised:
+        verified(folder, KEY.public_key())
+    assert str(raised.value).isprintable()
+
+
+def test_attack_nothing_is_read_of_a_file_that_was_added(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    with (folder / "a-terabyte").open("wb") as file:
+        file.truncate(1 << 40)  # takes no room, and an hour to read
+    with pytest.raises(IntegrityError, match="a-terabyte is not of the model"):
+        verified(folder, KEY.public_key())
+
+
+def test_attack_an_export_at_a_time_that_no_clock_shows(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "model")
+    late = provenance(dict(digests_of(folder))).model_copy(update={"exported_unix_s": 1 << 61})
+    (folder / PROVENANCE_FILE).write_bytes(late.signed(KEY))
+    with pytest.raises(IntegrityError, match="exported_unix_s"):
+        verified(folder, KEY.public_key())
+
+
 def grown(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"\0")
 
@@ -109,7 +146,7 @@ def signed_for_another_purpose(folder: Path) -> None:
         (flipped, "config.json was changed since the export"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "pickle.bin").write_bytes(b"x"), "pickle.bin is not of the model"),
-        (lambda folder: (folder / "more").mkdir(), "more is no plain file"),
+        (lambda folder: (folder / "more").mkdir(), "more is not of the model"),
         (a_pipe, "config.json is no plain file"),
         (a_link, "config.json is no plain file"),
         (signed_for_another_purpose, "is not signed by the key that was given"),

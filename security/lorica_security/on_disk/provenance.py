@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lorica_security.audit.chain import canonical
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from lorica_security.identity.identity_key import sign, verify
+from lorica_security.visible_text import visible
 
 PROVENANCE_FILE: Final = "provenance.json"
 DOMAIN: Final = b"model-provenance"
@@ -66,7 +67,7 @@ class Provenance(_Part):
     version: Literal[1] = 1
     federation: Name
     software: Annotated[str, Field(max_length=100)]
-    exported_unix_s: Count
+    exported_unix_s: Annotated[int, Field(ge=0, lt=253_402_300_800)]  # before the year 10000, which no clock shows
     plan_name: Name
     plan: Digits
     begun_from: Annotated[str, Field(max_length=1000)]
@@ -93,14 +94,7 @@ class Provenance(_Part):
 def digests_of(folder: Path) -> Mapping[str, str]:
     """The SHA-256 of each file of `folder` but PROVENANCE_FILE. Raises IntegrityError for what is no plain file,
     StorageError naming what cannot be read."""
-    found = {}
-    try:
-        for path in sorted(folder.iterdir()):
-            if path.name != PROVENANCE_FILE:
-                found[path.name] = _sha256(path)
-    except OSError as error:
-        raise StorageError(f"{error.filename or folder} cannot be read: {error.strerror or error}") from error
-    return found
+    return {name: _sha256(folder / name) for name in _names(folder)}
 
 
 def verified(folder: Path, key: Ed25519PublicKey) -> Provenance:
@@ -117,15 +111,30 @@ def verified(folder: Path, key: Ed25519PublicKey) -> Provenance:
             f"{folder / PROVENANCE_FILE} is not signed by the key that was given: it was changed, or is another "
             "coordinator's"
         ) from error
-    found = digests_of(folder)
-    for name in sorted(found.keys() | provenance.files.keys()):
-        if name not in provenance.files:
-            raise IntegrityError(f"{folder / name} is not of the model that {PROVENANCE_FILE} is about: take it away")
-        if name not in found:
-            raise IntegrityError(f"{folder / name} is missing: export the model again")
-        if found[name] != provenance.files[name]:
-            raise IntegrityError(f"{folder / name} was changed since the export: its SHA-256 is {found[name]}")
+    _require_names(folder, provenance.files)
+    for name, signed in provenance.files.items():
+        if (found := _sha256(folder / name)) != signed:
+            raise IntegrityError(f"{folder / name} was changed since the export: its SHA-256 is {found}")
     return provenance
+
+
+def _require_names(folder: Path, signed: Mapping[str, str]) -> None:
+    """Before anything is read: what was added may be of any length, and by any name."""
+    names = _names(folder)
+    if added := sorted(set(names) - signed.keys()):
+        raise IntegrityError(
+            f"{folder / visible(added[0])} is not of the model that {PROVENANCE_FILE} is about: take it away"
+        )
+    if missing := sorted(signed.keys() - set(names)):
+        raise IntegrityError(f"{folder / missing[0]} is missing: export the model again")
+
+
+def _names(folder: Path) -> list[str]:
+    """Of everything in `folder` but PROVENANCE_FILE."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.name != PROVENANCE_FILE)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def _read(path: Path) -> tuple[Provenance, bytes]:
@@ -148,15 +157,18 @@ def _read(path: Path) -> tuple[Provenance, bytes]:
         return Provenance.model_validate(value["statement"]), bytes.fromhex(value["signature"])
     except (ValueError, TypeError, RecursionError, ValidationError) as error:
         raise IntegrityError(
-            f"{path} is no statement of a coordinator: {' '.join(str(error).split())[:300]}"
+            f"{path} is no statement of a coordinator: {visible(' '.join(str(error).split())[:300])}"
         ) from error
 
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with _plain(path) as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
+    try:
+        with _plain(path) as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
     return digest.hexdigest()
 
 
