@@ -42,6 +42,9 @@ class SqlSection(Section):
     result_bytes: Annotated[int, Field(ge=1 << 10, le=1 << 28)] = 4 << 20
     memory_bytes: Annotated[int, Field(ge=1 << 25, le=1 << 40)] = 256 << 20
     require_jail: bool = False  # no statement where the kernel lacks a wall of the jail
+    # where a plan has answers tried on the database in training: of one question, and of all of a round
+    question_seconds: Annotated[float, Field(ge=0.01, le=3600)] = 1.0
+    round_seconds: Annotated[float, Field(ge=0.01, le=86_400)] = 60.0
 
 
 class StorageSection(Section):

@@ -129,6 +129,7 @@ def _aggregator(
         releases=ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(audit)),
         turns=bundle.turns,
         reprojected=bundle.reprojected,
+        who=bundle.plan.semi_supervised.who_trains,
     )
 
 

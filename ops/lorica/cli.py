@@ -186,20 +186,26 @@ def experiment(
     threads: Annotated[
         int, typer.Option(min=0, help="Threads of PyTorch in each run; 0: the cores, shared among the jobs.")
     ] = 0,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Every N-th run alone, from the I-th on; shards share --out.")
+    ] = "1/1",
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to
     results.jsonl."""
     from lorica.experiments.definition import Study
-    from lorica.experiments.report import write_report
+    from lorica.experiments.reports.report import write_report
     from lorica.experiments.run import run_study
+    from lorica.experiments.shard import Shard
 
+    part = Shard.from_text(shard)
     study = Study.read(file)
     if report:
         print(write_report(study, out))
         return
     of_data = file.parent if data is None else data
-    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, console=terminal()))
+    console = terminal()
+    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, shard=part, console=console))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from lorica_security.console.terminal import one_line
 from lorica_security.errors import ConfigurationError
 from lorica_security.on_disk.provenance import Provenance
 from lorica_security.on_disk.reading import key_from_digits
@@ -47,4 +48,4 @@ def told(provenance: Provenance) -> list[str]:
     ]
     if provenance.exact_match is not None:
         lines.insert(3, f"exact match {provenance.exact_match:.1%} on the silos' dev splits together (MicroAvg)")
-    return lines
+    return [one_line(line) for line in lines]  # a coordinator that signs may be hostile all the same

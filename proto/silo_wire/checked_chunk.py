@@ -44,10 +44,11 @@ from silo_wire.manifest import Layout, Manifest, masked_layout
 from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.plan_optimizer import optimizer_of
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
-from silo_wire.server_step.server_optimizer import ServerOptimizer, slots
+from silo_wire.server_step.server_optimizer import ServerOptimizer, at_rate, slots
 
 _WORD = 4  # bytes, of a float32 as well
 MODEL = "model"
@@ -58,13 +59,15 @@ TAIL = "sum of weights"
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
     """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its
-    weights, and `turns` say what of the model a round leaves as it is."""
+    weights, `turns` say what of the model a round leaves as it is, and `who` trains in it how much of a mean delta is
+    applied."""
 
     optimizer: ServerOptimizer
     layout: Layout
     model_layout: Layout
     nominal_silos: int | None = None
     turns: Turns = NOTHING_RESTS
+    who: WhoTrains = EVERYBODY
 
     @classmethod
     def of(cls, bundle: PlanBundle) -> "StepRule":
@@ -76,6 +79,7 @@ class StepRule:
             model_layout=bundle.model_layout,
             nominal_silos=plan.privacy.nominal_silos if plan.privacy.level == "silo" else None,
             turns=bundle.turns,
+            who=plan.semi_supervised.who_trains,
         )
 
     @property
@@ -190,9 +194,11 @@ class CheckedRound:
         with np.errstate(over="ignore"):  # the step tells what leaves float32
             decode(self._mean, words, first, mean.numpy())
         resting = rule.turns.resting(self._evidence.attempt.round, first, len(words))
+        rate = rule.who.server_rate(self._evidence.attempt.round, len(self._masked))
+        optimizer = at_rate(rule.optimizer, rate)
         try:
             with at_rest((master, *state.values()), resting):
-                apply_mean(master, mean, rule.optimizer, state, step_number=steps + 1, scratch=torch.empty_like(master))
+                apply_mean(master, mean, optimizer, state, step_number=steps + 1, scratch=torch.empty_like(master))
         except ConfigurationError as error:
             raise FalseChunk(self._evidence, chunk, MASTER, str(error)) from error
         for name, values in {MASTER: master, **state}.items():

@@ -285,7 +285,7 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
     plan = bundle.plan
     wanted = plan.aggregation
     masks = {
-        "min_cohort": plan.schedule.min_silos,
+        "min_cohort": plan.smallest_cohort,
         "threshold": wanted.threshold,
         "colluders": wanted.colluders,
         "min_survivors": wanted.min_survivors,
@@ -313,7 +313,8 @@ def _facts(bundle: "PlanBundle", policy: "SiloPolicy") -> dict[str, Any]:
             {"silo": it.silo, "changes": dict(it.changes), "work": [float(it.least), float(it.most)]}
             for it in review.overrides(plan)
         ],
-        "scores_leave": review.scores_leave(plan, tells_scores=policy.tells_scores),
+        "scores_leave": review.scores_leave(plan, tells_scores=policy.tells_scores, silo=policy.silo),
+        "part": review.part(bundle, policy.silo),
         "unusual": list(review.unusual(bundle)),
         "weighting": wanted.weighting,
         "secure_aggregation": masks if wanted.secure_aggregation else None,
@@ -353,6 +354,7 @@ def _described(facts: dict[str, Any]) -> str:
         **{f"digest of {name}": digest for name, digest in facts["files"].items()},
         "rounds": f"{facts['rounds']}, of at least {facts['min_silos']} silos",
         "training here": steps if facts["steps"] else f"{facts['epochs']} epochs in a round",
+        **({"part of this silo": facts["part"]} if facts["part"] else {}),
         "leaves this silo": f"{facts['update_bytes']:,} bytes of an update in a round; {facts['scores_leave']}",
         "weighting": facts["weighting"],
         "secure aggregation": aggregation,

@@ -55,9 +55,33 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     }
 
 
-def scores_leave(plan: Plan, *, tells_scores: bool) -> str:
+def part(bundle: PlanBundle, silo: str) -> str:
+    """What this silo does in a plan in which some have no labels, in words; "" in any other plan."""
+    section = bundle.plan.semi_supervised
+    if not section.unlabelled:
+        return ""
+    alone = section.who_trains.labelled_alone
+    if not section.without_labels(silo):
+        rounds = {"never": "each round", "in_turn": "rounds of odd numbers", "always": "each round"}[alone]
+        return f"trains with labels, in {rounds}"
+    if section.teacher == "none":
+        return "trains in no round, since it has no labels; it is handed the models of others at the end"
+    rounds = "rounds of even numbers" if alone == "in_turn" else "each round"
+    how = "it fills in spans of its questions"
+    if section.teacher != "mlm":
+        which = "a moving average of what it trains" if section.teacher == "ema" else "the round model"
+        how = (
+            f"a teacher, {which}, answers its questions and never leaves; that takes "
+            f"{bundle.teacher_bytes(silo):,} bytes of memory more"
+        )
+    return f"trains without labels, in {rounds}: {how}; answers in its lines are not read"
+
+
+def scores_leave(plan: Plan, *, tells_scores: bool, silo: str = "") -> str:
     """How scores of this silo's held-out questions leave it, in words."""
     scores = plan.evaluation
+    if plan.semi_supervised.without_labels(silo):
+        return "no scores: it has no labels in this plan"
     if not (scores.every or scores.initial or scores.last):
         return "no scores: the plan has none"
     masked = plan.aggregation.secure_aggregation

@@ -24,9 +24,10 @@ def _rounded_up(ratio: Fraction) -> float:
 def mask_refusals(rules: PolicyRules, bundle: PlanBundle) -> Iterator[PolicyRefusal]:
     from lorica_security.secure_aggregation.parameters import default_threshold
 
-    wanted, silos = bundle.plan.aggregation, bundle.plan.schedule.min_silos
+    wanted, silos = bundle.plan.aggregation, bundle.plan.smallest_cohort
+    quorum = "[schedule] min_silos" if silos == bundle.plan.schedule.min_silos else "[semi_supervised] min_labelled"
     for rule, key, offered, demanded in (
-        ("min_cohort", "[schedule] min_silos", silos, rules.min_cohort),
+        ("min_cohort", quorum, silos, rules.min_cohort),
         # The default grows with the cohort: that of the smallest is the least there can be.
         (
             "min_threshold",

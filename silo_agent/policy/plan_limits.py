@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lorica_security.errors import PolicyRefusal
+from lorica_security.identifiers import SiloName
 from silo_wire.plans.plan import Plan, PlanBundle
 
 if TYPE_CHECKING:
@@ -41,6 +42,27 @@ def tensor_refusals(rules: PolicyRules, bundle: PlanBundle) -> Iterator[PolicyRe
             "allowed_tensors",
             f"plan {bundle.plan.name} trains {some_of(others)}, which [policy] "
             "allowed_tensors of this silo does not name: change one of them",
+        )
+
+
+def database_refusals(rules: PolicyRules, silo: SiloName, plan: Plan) -> Iterator[PolicyRefusal]:
+    """Of a plan that has this silo try a model's answers on its database while it trains."""
+    section = plan.semi_supervised
+    if section.filter == "none" or not section.without_labels(silo):
+        return
+    asks = f'plan {plan.name} has [semi_supervised] filter = "{section.filter}"'
+    if not rules.database_in_training:
+        yield PolicyRefusal(
+            "database_in_training",
+            f"{asks}: whoever chooses the model asks this silo's database whatever it likes, and sees in updates which "
+            "statements ran. [policy] database_in_training of this silo is false: have the operator set filter to "
+            '"none", or set it to true',
+        )
+    if not rules.allow_execution:
+        yield PolicyRefusal(
+            "allow_execution",
+            f"{asks}, and [policy] allow_execution of this silo lets no model query its database: have the operator "
+            'set filter to "none", or set it to true',
         )
 
 

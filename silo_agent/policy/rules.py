@@ -67,5 +67,6 @@ class PolicyRules(Section):
     shared_budget: Annotated[str, Field(max_length=4096)] = ""  # registry of folders that train on the same records
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
+    database_in_training: bool = False  # what that gives may decide what is trained on, and so leaves in updates
     tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves
     smallest_evaluation: Annotated[int, Field(ge=2)] = 2  # held-out questions: scores of fewer tell of single records

@@ -1,8 +1,8 @@
 """What the coordinator may order under a plan, and of which model: the plan's word, not the coordinator's.
 
-Rounds beyond the plan's, scores at other times than the plan's, and a second model in the place of one are refused.
-Under masks nothing is scored on order: the scores of the model that a round begins with are part of what leaves at its
-end.
+Rounds beyond the plan's, or that others train in by the plan, scores at other times than the plan's, and a second model
+in the place of one are refused. Under masks nothing is scored on order: the scores of the model that a round begins
+with are part of what leaves at its end.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluate, Train
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 from silo_wire.plans.timetable import Timetable
 
 ModelOf = tuple[Digest, int]
@@ -18,17 +19,20 @@ ModelOf = tuple[Digest, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsPlanned:
-    """`tells_scores`: whether this silo's people let its scores leave, alone or in a sum."""
+    """`tells_scores`: whether this silo's people let its scores leave, alone or in a sum. `who` trains in which round,
+    of whom this is `silo`."""
 
     timetable: Timetable
     tells_scores: bool
+    silo: str = ""
+    who: WhoTrains = EVERYBODY
 
     def unplanned(self, order: Train | Evaluate) -> str:
         """Why the plan has no such order, in a line; "" for one that it has."""
         times, number = self.timetable, order.key.round
         if isinstance(order, Train):
             if times.opens(number):
-                return ""
+                return self.who.not_its_turn(self.silo, number)
             return f"round {number} was ordered, the plan's rounds are 1 to {times.last_round}"
         if times.masked:
             return f"scores of round {number} were ordered, under masks they leave in a sum alone"

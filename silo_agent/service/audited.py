@@ -129,7 +129,7 @@ class AuditedGate:
 
     def __init__(self, gate: PlanGatePort, audit: SiloAudit, rules: PolicyRules) -> None:
         self._gate, self._audit, self._rules = gate, audit, rules
-        self.tells_scores = gate.tells_scores
+        self.silo, self.tells_scores = gate.silo, gate.tells_scores
         self._listed: set[str] = set()  # plans whose tensors stand in the log since this process began
 
     def check_plan(self, bundle: PlanBundle) -> None:

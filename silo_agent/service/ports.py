@@ -12,6 +12,7 @@ from typing import Protocol
 
 from lorica_security.audit.chain import Head
 from lorica_security.host.file_mark import FileMark
+from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.messages import MaskedInput
 from lorica_security.secure_aggregation.silo.effects import MaskVector
 from lorica_security.secure_aggregation.silo.events import Event as MaskingEvent
@@ -306,6 +307,10 @@ class PlanStorePort(Protocol):
 
 class PlanGatePort(Protocol):
     """This silo's policy (silo_agent.policy): raises PolicyRefusal, whatever the coordinator says."""
+
+    @property
+    def silo(self) -> SiloName:
+        """By which plans name this silo."""
 
     @property
     def tells_scores(self) -> bool:

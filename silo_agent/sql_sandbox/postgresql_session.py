@@ -11,6 +11,7 @@ functions are refused by name, whoever may execute them.
 import contextlib
 import re
 import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg import errors, sql
@@ -87,6 +88,13 @@ class PostgresqlSession:
 
     def run(self, text: str) -> Rows:
         """The complete result of `text`; raises UnsafeSql, QueryFailed, DataError."""
+        return self._worked(text, self._fetch)
+
+    def prepare(self, text: str) -> None:
+        """Have the server plan `text`, and run nothing of it; raises as `run` does."""
+        self._worked(text, self._declare)
+
+    def _worked(self, text: str, work: Callable[[str, float], tuple[RowCollector, tuple[str, ...]]]) -> Rows:
         deadline = time.monotonic() + self._limits.seconds
         statement = one_select(text, dialect="postgres")
         try:
@@ -94,12 +102,19 @@ class PostgresqlSession:
             self._refuse_unsafe_functions(statement.text)
             try:
                 self._begin()
-                collector, columns = self._fetch(statement.text, deadline)
+                collector, columns = work(statement.text, deadline)
             finally:
                 self._end()
         except psycopg.Error as error:
             raise self._translated(error) from error
         return Rows(columns, tuple(collector.rows), statement.ordered)
+
+    def _declare(self, text: str, deadline: float) -> tuple[RowCollector, tuple[str, ...]]:
+        """A cursor, from which nothing is fetched: the server parses and plans its statement."""
+        with self._connection.cursor(name="lorica", scrollable=False) as cursor:
+            self._set_time_left(deadline)
+            cursor.execute(text.encode())
+            return RowCollector(self._limits), tuple(column.name for column in cursor.description or ())
 
     def _fetch(self, text: str, deadline: float) -> tuple[RowCollector, tuple[str, ...]]:
         collector = RowCollector(self._limits)

@@ -91,21 +91,32 @@ class Sandbox:
         Raises UnsafeSql where the statement was refused or stopped at a limit, QueryFailed where the database could not
         run it, DataError where the database itself is out of reach.
         """
+        return self._answer(sql, prepare=False)
+
+    def prepare(self, sql: str) -> None:
+        """Have the database understand one SELECT, and run nothing of it: what comes of that depends on the schema
+        alone.
+
+        Raises as `run` does.
+        """
+        self._answer(sql, prepare=True)
+
+    def _answer(self, sql: str, *, prepare: bool) -> Rows:
         if not self._open:
             raise ConfigurationError("SQL sandbox is closed: use it in a with statement")
         if len(sql) > _SQL_CHARACTERS:
             raise UnsafeSql(f"SQL refused: it is longer than {_SQL_CHARACTERS} characters")
         try:
-            return self._ask(sql)
+            return self._ask(sql, prepare)
         except Stale:
             self._kill()  # the next one may reach what the database is now
-            return self._ask(sql)
+            return self._ask(sql, prepare)
 
-    def _ask(self, sql: str) -> Rows:
+    def _ask(self, sql: str, prepare: bool) -> Rows:
         process = self._worker()
         deadline = time.monotonic() + self._limits.seconds + _GRACE_SECONDS
         try:
-            write_frame(_fd(process.stdin), {"sql": sql}, deadline=deadline)
+            write_frame(_fd(process.stdin), {"sql": sql, "prepare": prepare}, deadline=deadline)
             reply = read_frame(_fd(process.stdout), most=self._reply_bytes, deadline=deadline)
             return _rows(reply, self._limits)
         except FrameTimeout:

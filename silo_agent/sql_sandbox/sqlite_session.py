@@ -90,6 +90,22 @@ class SqliteSession:
             connection.close()
         return Rows(columns, tuple(collector.rows), statement.ordered)
 
+    def prepare(self, sql: str) -> None:
+        """Have SQLite compile `sql`, and run nothing of it; raises as `run` does.
+
+        EXPLAIN compiles under the same authorizer, and its own program reads no table.
+        """
+        statement = one_select(sql, dialect="sqlite")
+        connection, authorizer = self._open(time.monotonic() + self._limits.seconds)
+        try:
+            connection.execute(f"EXPLAIN {statement.text}").close()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            if authorizer.denied is not None:
+                raise UnsafeSql(f"SQL refused by the database: {authorizer.denied} is not allowed") from error
+            raise self._translated(error) from error
+        finally:
+            connection.close()
+
     def _open(self, deadline: float) -> "tuple[sqlite3.Connection, Authorizer]":
         try:
             return open_for_reading(self._target, self._limits, deadline=deadline)

@@ -31,6 +31,9 @@ class Session(Protocol):
     def run(self, sql: str, /) -> Rows:
         """The complete result; raises UnsafeSql, QueryFailed, DataError."""
 
+    def prepare(self, sql: str, /) -> None:
+        """Raises the same where the database does not understand it; runs nothing of it."""
+
 
 def main() -> None:
     """Serve one parent over stdin and stdout until it closes them."""
@@ -57,7 +60,7 @@ def main() -> None:
         while True:
             request = read_frame(requests, most=REQUEST_BYTES)
             _allow_cpu(limits.seconds)
-            write_frame(replies, _answer(session, str(request["sql"]), limits))
+            write_frame(replies, _answer(session, request, limits))
     except FrameEnd:
         return
 
@@ -82,8 +85,12 @@ def _jailed(opening: Mapping[str, object], limits: Limits) -> Callable[[], Sessi
     return lambda: session
 
 
-def _answer(session: Session, sql: str, limits: Limits) -> dict[str, object]:
+def _answer(session: Session, request: Mapping[str, object], limits: Limits) -> dict[str, object]:
+    sql = str(request["sql"])
     try:
+        if request.get("prepare") is True:
+            session.prepare(sql)
+            return {"columns": [], "rows": [], "ordered": False}
         rows = session.run(sql)
     except LoricaError as error:
         return _failure(error)

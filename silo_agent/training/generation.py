@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
-from silo_agent.rounds.update import TrainingStopped
+from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.model.model import ADAPTER, T5
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -29,14 +29,18 @@ def generated(
     beams: int,
     max_new_tokens: int,
     should_stop: Callable[[], bool] = lambda: False,
+    drawn: bool = False,
 ) -> list[list[int]]:
     """Token ids of each question's answer, without start, end and padding.
 
+    `drawn`, with one beam: each token at random, with the probability that the model gives it, by PyTorch's own random
+    state; raises TrainingDiverged for probabilities that are none.
     `encoded` is the encoder's output (B, S, d_model), `attention_mask` (B, S) tells its padding. Call in inference
     mode, with the model in eval mode. Raises TrainingStopped soon after `should_stop()` turns true.
     """
     if beams == 1:
-        return _greedy(model, encoded, attention_mask, max_new_tokens, should_stop)
+        chosen = _drawn if drawn else _likeliest
+        return _one_by_one(model, encoded, attention_mask, max_new_tokens, should_stop, chosen)
     if should_stop():
         raise TrainingStopped
     config = model.config
@@ -78,13 +82,26 @@ class _Layer:
             self.keys, self.values = functional.pad(self.keys, extra), functional.pad(self.values, extra)
 
 
-def _greedy(
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def _drawn(logits: torch.Tensor) -> torch.Tensor:
+    probabilities = logits[:, 0].softmax(-1)
+    if not bool(torch.isfinite(probabilities).all()):
+        raise TrainingDiverged("the model gives no probabilities to draw an answer by: it is not usable")
+    return torch.multinomial(probabilities, 1)
+
+
+def _one_by_one(
     model: T5,
     encoded: torch.Tensor,
     attention_mask: torch.Tensor,
     max_new_tokens: int,
     should_stop: Callable[[], bool],
+    chosen_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[list[int]]:
+    """`chosen_of` takes logits (B, 1, V), and gives tokens (B, 1)."""
     config = model.config
     decoder = model.get_decoder()
     rows, heads, width = encoded.shape[0], config.num_heads, config.d_kv
@@ -105,7 +122,7 @@ def _greedy(
         hidden = decoder.final_layer_norm(hidden)
         if config.scale_decoder_outputs:
             hidden = hidden * config.d_model**-0.5
-        latest = model.lm_head(hidden).argmax(-1)
+        latest = chosen_of(model.lm_head(hidden))
         going = []
         for row, (question, token) in enumerate(zip(alive, latest[:, 0].tolist(), strict=True)):
             if token != config.eos_token_id:

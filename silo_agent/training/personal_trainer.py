@@ -100,7 +100,7 @@ class PersonalTrainer:
 
     def personal(self, towards: Digest) -> Goal:
         """The personal model for the global model `towards`. Raises ConfigurationError for a head that there is not,
-        and for adapters where the plan has its own."""
+        for adapters where the plan has its own, and for a pull where the plan's have other axes in each round."""
         if self._own.method == "heads" and not self._head:
             raise ConfigurationError(
                 f'[personal] method = "heads" trains {OUTPUT_LAYER}, which the layout of plan '
@@ -111,6 +111,12 @@ class PersonalTrainer:
             raise ConfigurationError(
                 f'[personal] method = "adapters" and plan {self._bundle.plan.name} trains adapters itself, which '
                 '"finetune" trains on: take that'
+            )
+        if self._own.method == "ditto" and self._bundle.plan.adapters.reprojects:
+            raise ConfigurationError(
+                f'[personal] method = "ditto" keeps a model and pulls it to each new one, number by number, and plan '
+                f'{self._bundle.plan.name} has [adapters] train = "reproject", whose halves are on other axes in each '
+                'round: take "finetune"'
             )
         pull = self._own.ditto_lambda if self._own.method == "ditto" else 0.0
         return self._goal(self._own.method, towards, epochs=self._own.epochs, pull=pull)

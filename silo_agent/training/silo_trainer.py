@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,16 +27,19 @@ from silo_agent.training.checkpoint import CheckpointFile, training_identity
 from silo_agent.training.data.batches import EncodedExamples, encode_examples
 from silo_agent.training.data.serialisation import model_input
 from silo_agent.training.data.text_to_sql_data import SiloData, Split
+from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.data.views import View, other_views
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
 from silo_agent.training.evaluation import Parts, SameResult, evaluate
 from silo_agent.training.generation import generated
-from silo_agent.training.local_trainer import Progress, train_locally
+from silo_agent.training.local_trainer import Objective, Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
+from silo_agent.training.semi_supervised.span_corruption import Question, SpanCorruption
 from silo_agent.training.tasks.named import task_named
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
@@ -133,6 +137,7 @@ class SiloTrainer:
         told_before: float | None = None,
         checkpoint_path: Path | None = None,
         checkpoint_every_s: float = 0.0,
+        answers: AnswerFilter | None = None,
         on_progress: Progress = lambda fraction, loss: None,
         on_notice: Notice = lambda event, detail: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -149,6 +154,9 @@ class SiloTrainer:
         that is there already is gone on from. It is the caller's to delete once the update counts. With
         `checkpoint_every_s` only an epoch leaves one that ends so many seconds of training after the one before, or
         after the beginning.
+
+        `answers`: what a plan with [semi_supervised] filter has a silo without labels put its teacher's answers
+        through.
 
         The same plan, round, silo, data, residual and thread count, and under masks the same own entropy, give the same
         bytes on a CPU; on a GPU the order of some sums is free. Raises IntegrityError for a damaged round model,
@@ -177,7 +185,7 @@ class SiloTrainer:
                     names=trained.keys(),
                     device=self._model.device,
                 )
-            with self._student_of(parameters) if unlabelled else nullcontext() as objective:
+            with self._student_of(parameters, answers) if unlabelled else nullcontext() as objective:
                 summary = train_locally(
                     self._model.t5,
                     parameters,
@@ -231,11 +239,33 @@ class SiloTrainer:
         )
 
     @contextmanager
-    def _student_of(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[Consistency]:
+    def _student_of(
+        self, parameters: Sequence[torch.nn.Parameter], answers: AnswerFilter | None
+    ) -> Iterator[Objective]:
         """Of a silo without labels: within, the model has the student's dropout."""
-        section = self._plan.semi_supervised
-        with dropout_of(self._model.t5, section.student_dropout):
-            yield Consistency(self._model.t5, parameters, self.encoded("train"), self._section, section)
+        section, t5, tokenizer = self._plan.semi_supervised, self._model.t5, self._model.tokenizer
+        if answers is None and section.filter != "none":
+            raise DataError(
+                f'plan {self._plan.name} has [semi_supervised] filter = "{section.filter}", and silo {self._silo} '
+                "trains without its database: open it first"
+            )
+        with dropout_of(t5, section.student_dropout):
+            if section.teacher == "mlm":
+                yield SpanCorruption(t5, self._model.device, tokenizer, self._questions(), self._section)
+                return
+            counts = None if answers is None else partial(_counted, answers, tokenizer)
+            yield Consistency(t5, parameters, self.encoded("train"), self._section, section, counts)
+
+    def _questions(self) -> list[Question]:
+        """Of the training examples, apart from the schemas behind them."""
+        examples, encode = self._data.split("train"), self._model.tokenizer.encode
+        schemas = self._schemas or {}
+        behind = dict(zip(schemas, encode([model_input("", schema) for schema in schemas.values()]), strict=True))
+        end = [self._model.tokenizer.end]
+        asked = encode([example.question for example in examples])
+        return [
+            Question(ids[:-1], behind.get(example.db_id, end)) for ids, example in zip(asked, examples, strict=True)
+        ]
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation
@@ -448,3 +478,9 @@ class SiloTrainer:
         """63 bits of BLAKE3 over what the draws may depend on; the plan's digest covers its seed."""
         source = canonical_json([self._plan.digest, self._plan.seed, purpose, round_number, self._silo])
         return int.from_bytes(blake3(source).digest(length=8), "little") >> 1
+
+
+def _counted(
+    answers: AnswerFilter, tokenizer: TextTokenizer, samples: Sequence[list[int]], should_stop: Callable[[], bool]
+) -> bool:
+    return answers.counts_answer(tokenizer.decode(samples), should_stop)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -214,7 +215,7 @@ async def test_check_names_what_fails_and_exits_so(peer: FederationPeer, silo: S
     done = await silo_agent_beside("check", "--data", str(data), "--dir", str(silo.root))
     assert done.returncode == EXIT_CODES[ConfigurationError]
     assert "chmod 600" in done.stdout
-    assert "2 of 22 checks failed: files and permissions, data" in done.stderr
+    assert re.search(r"2 of \d+ checks failed: files and permissions, data$", done.stderr, re.MULTILINE)
 
 
 async def test_check_tells_a_tls_intercepting_proxy(peer: FederationPeer, tmp_path: Path) -> None:

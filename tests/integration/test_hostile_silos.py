@@ -12,7 +12,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica.experiments.definition import Study
-from lorica.experiments.hostile_report import report_text
+from lorica.experiments.reports.hostile_report import report_text
 from lorica.experiments.results_file import RESULTS, results
 from lorica.experiments.run import run_study
 from lorica.hostile.named import Hostility, attack_named

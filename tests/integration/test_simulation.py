@@ -79,6 +79,7 @@ def networked(tmp_path_factory: pytest.TempPathFactory, silos: Path) -> Iterator
         it.coordinator("plan", "new", "small", "--size", "micro", *settings())
         it.coordinator("plan", "new", "masked", "--size", "micro", *settings(**MASKED))
         it.coordinator("plan", "new", "drawn", "--size", "micro", *settings(**DRAWN))
+        it.coordinator("plan", "new", "turns", "--size", "micro", *settings(**IN_TURN))
         it.serve("--plan", "small")
         for silo in data:
             joins(it, silo)
@@ -98,6 +99,14 @@ def joins(federation: Federation, silo: str) -> None:
 
 
 DRAWN = {"schedule.min_silos": 1, "schedule.cohort_size": 1, "schedule.rounds": 4}
+IN_TURN = {
+    "schedule.min_silos": 1,
+    "schedule.rounds": 2,
+    "aggregation.reduction_memory": 0,
+    "aggregation.weighting": "equal",
+    "aggregation.momentum": 0.0,
+    "semi_supervised.unlabelled": '["insurer"]',
+}
 MASKED = {
     "aggregation.secure_aggregation": "true",
     "aggregation.max_weight": 100.0,
@@ -530,6 +539,24 @@ MASKED_FEDNOVA = {
 }
 ROUNDING = 1e-6
 """What the rounding of masked numbers, whose draws no two runs share, may add up to."""
+
+
+def test_rounds_in_turn_over_the_network_give_the_bits_of_a_simulation(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    """Silos with labels, then those without, from data that have some: neither reads them."""
+    networked.coordinator("plan", "start", "turns")
+    networked.wait(networked.finished)
+    simulated(networked.plans / "turns", silos, tmp_path / "out")
+    over_network: list[dict[str, Any]] = json.loads(networked.coordinator("rounds", "--json"))
+    here = rounds_of(tmp_path / "out")
+    assert [row["model"] for row in here] == [row["model_digest"] for row in over_network]
+    assert len({row["model"] for row in here}) == 2, "each round moved it"
+    for row, one, other in zip(over_network, ("clinic", "insurer"), ("insurer", "clinic"), strict=True):
+        assert {silo["silo"] for silo in row["silos"] if silo["weight"]} == {one}
+        assert other not in {silo["silo"] for silo in row["silos"] if silo["outcome"] == "committed"}
+        assert row["micro_exact_match"] is not None
+        assert [silo["silo"] for silo in row["silos"] if int(silo["dev_examples"])] == ["clinic"]
 
 
 @pytest.fixture(scope="module")

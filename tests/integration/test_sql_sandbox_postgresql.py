@@ -147,6 +147,18 @@ def test_a_statement_that_cannot_run_is_an_error_and_no_refusal(warm: Clinic, sq
 # Hostile statements, as a user would meet them
 
 
+def test_what_is_only_prepared_does_not_run(warm: Clinic) -> None:
+    """A statement that fails where somebody is there fails in neither case: nobody was looked for."""
+    for there in ("id IS NOT NULL", "id IS NULL"):
+        warm.box.prepare(f"SELECT 1 / (CASE WHEN EXISTS (SELECT 1 FROM patient WHERE {there}) THEN 0 ELSE 1 END)")
+    with pytest.raises(QueryFailed, match="division by zero"):
+        warm.box.run("SELECT 1 / (CASE WHEN EXISTS (SELECT 1 FROM patient) THEN 0 ELSE 1 END)")
+    with pytest.raises(QueryFailed, match="SQL failed"):
+        warm.box.prepare("SELECT nothing FROM patients")
+    with pytest.raises(UnsafeSql):
+        warm.box.prepare("SELECT pg_read_file('/etc/passwd')")
+
+
 def test_pg_read_file(warm: Clinic) -> None:
     warm.refuse("SELECT pg_read_file('/etc/passwd')", "function pg_read_file")
 

@@ -2,7 +2,7 @@
 
     python -m tests.support.checkpointed_training FOLDER OPTIMIZER FAULT
 
-OPTIMIZER may be `ema` as well: that of the plan, at a silo without labels, with such a teacher.
+OPTIMIZER may be `ema` or `mlm` as well: that of the plan, at a silo without labels, with such a teacher.
 FAULT is none, `file-size:BYTES` (RLIMIT_FSIZE), or where the process sends itself SIGKILL: `step:N` right after
 optimizer step N of this process, `writing:N` when its checkpoint N is whole but not yet renamed, `trained` after the
 last epoch. One JSON record a line on stdout: each step's fraction, each notice, the update's summary.
@@ -101,7 +101,7 @@ def _trained_and_died(*given: Any, **named: Any) -> None:
 
 
 def settings_of(optimizer: str) -> dict[str, Any]:
-    return {"teacher": optimizer} if optimizer == "ema" else {"optimizer": optimizer}
+    return {"teacher": optimizer} if optimizer in ("ema", "mlm") else {"optimizer": optimizer}
 
 
 def main(folder: str, optimizer: str, fault: str) -> None:

@@ -21,6 +21,7 @@ from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 
 FEDERATION = "health-net"
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -140,7 +141,9 @@ class Workplace:
         norm = spool.commit()
         return CommittedUpdate(silo=silo, digest=header.manifest.digest, summary=told, delta_norm=norm)
 
-    def aggregator(self, changes: Mapping[str, Any] | None = None, slab_bytes: int = CHUNK_BYTES) -> Aggregator:
+    def aggregator(
+        self, changes: Mapping[str, Any] | None = None, slab_bytes: int = CHUNK_BYTES, who: WhoTrains = EVERYBODY
+    ) -> Aggregator:
         return Aggregator(
             AggregationSection.model_validate(dict(changes or {})),
             models=self.models,
@@ -150,4 +153,5 @@ class Workplace:
             slab_bytes=slab_bytes,
             turns=self.bundle.turns,
             reprojected=self.bundle.reprojected,
+            who=who,
         )

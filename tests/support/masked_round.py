@@ -42,6 +42,7 @@ from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, man
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.masked_ranges import plan_ranges
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 from tests.support.coordinator_edges import Vector, chunk_of, round_key, summary, update_header
 from tests.support.secagg_federation import ALONE, FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
 
@@ -208,6 +209,7 @@ class MaskedPlace:
     models: ModelStore
     spools: Spools
     section: AggregationSection
+    who: WhoTrains = EVERYBODY
 
     @classmethod
     def at(
@@ -217,6 +219,7 @@ class MaskedPlace:
         *,
         published: ParameterDtype = "float32",
         unchecked: Mapping[str, Any] | None = None,
+        who: WhoTrains = EVERYBODY,
     ) -> "MaskedPlace":
         """`unchecked` is what no plan may say."""
         section = AggregationSection.model_validate(
@@ -233,11 +236,12 @@ class MaskedPlace:
             initial=manifest.digest,
             initial_file=begin,
         )
-        return cls(state, models, Spools(state / "spools"), section)
+        return cls(state, models, Spools(state / "spools"), section, who)
 
     def reopened(self) -> "MaskedPlace":
         """As another process finds it."""
-        return MaskedPlace.at(self.state, self.section.model_dump(), published=self.models.model_layout.dtype)
+        dtype = self.models.model_layout.dtype
+        return MaskedPlace.at(self.state, self.section.model_dump(), published=dtype, who=self.who)
 
     def key(self, round_number: int = 1) -> RoundKey:
         return replace(round_key(PLAN, round_number), federation=FEDERATION)
@@ -250,6 +254,7 @@ class MaskedPlace:
             update_dtype="float32",
             device=torch.device("cpu"),
             slab_bytes=slab_bytes,
+            who=self.who,
         )
 
     def masked(

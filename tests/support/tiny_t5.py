@@ -69,11 +69,11 @@ def pieces_model() -> bytes:
 
 
 @cache
-def tiny_tokenizer() -> Any:
-    """A T5Tokenizer of these pieces."""
+def tiny_tokenizer(sentinels: int = 0) -> Any:
+    """A T5Tokenizer of these pieces, with so many sentinels behind them."""
     pieces = sentencepiece.SentencePieceProcessor(model_proto=pieces_model())
     vocabulary = [(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))]
-    return T5Tokenizer(vocab=vocabulary, extra_ids=0)
+    return T5Tokenizer(vocab=vocabulary, extra_ids=sentinels)
 
 
 @cache

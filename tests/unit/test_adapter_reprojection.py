@@ -1,8 +1,9 @@
 """Adapters whose products are averaged: the mean of merged adapters cut to their rank, and what it is off by."""
 
+import os
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lorica_security.errors import ConfigurationError, MalformedMessage
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.adapters import Pair, adapter_names, pairs_of
+from tests.support.checkpointed_training import killed
 from tests.support.coordinator_edges import A, B, C, Vector, Workplace, make_plan, random_vector, stored_vector
 
 EXACT = 1e-6
@@ -231,6 +233,42 @@ def test_a_round_that_is_done_again_makes_the_same_bits_whatever_the_slabs(folde
     again = Workplace.at(tmp_path / "2", place.bundle)
     made.add(next_model(again, again.models.initial(), dict(reversed(deltas(again.layout).items())), attempt=2))
     assert len(made) == 1
+
+
+def test_killed_before_each_file_is_in_its_place_the_next_process_makes_the_same_bits(
+    folder: Path, tmp_path: Path
+) -> None:
+    """kill -9, again and again, of a process that sums the same updates on the same disk."""
+
+    def begun(name: str) -> tuple[Workplace, Callable[[], Digest]]:
+        place = place_of(folder, tmp_path / name)
+        key, model = place.key(), place.models.initial()
+        updates = [place.send(key, silo, delta) for silo, delta in deltas(place.layout).items()]
+
+        def made() -> Digest:
+            again = Workplace.at(place.state, place.bundle)
+            return again.aggregator(SERVER).aggregate(key, model, updates).model
+
+        return place, made
+
+    undisturbed, sum_up = begun("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        replaced, replace = list[Any](), os.replace
+
+        def counted(*given: Any, **more: Any) -> None:
+            replaced.append(given)
+            replace(*given, **more)
+
+        patch.setattr(os, "replace", counted)
+        wanted = sum_up()
+    assert len(replaced) > 1
+    place, sum_up = begun("killed")
+    for number in range(1, len(replaced) + 1):
+        killed(sum_up, "replace", number)
+    assert sum_up() == wanted
+    vectors = [stored_vector(it.models, wanted) for it in (undisturbed, place)]
+    assert np.array_equal(*vectors)
+    assert not np.array_equal(vectors[0], stored_vector(place.models, place.models.initial()))
 
 
 def test_a_delta_that_is_capped_counts_as_it_was_capped(folder: Path, tmp_path: Path) -> None:

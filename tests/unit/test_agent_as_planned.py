@@ -49,6 +49,7 @@ from silo_wire.messages import (
     Train,
     TrainingSummary,
 )
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 from silo_wire.plans.timetable import Timetable
 
 PLAN = Digest("a1" * 32)
@@ -84,6 +85,9 @@ def orders() -> st.SearchStrategy[Train | Evaluate]:
 
 
 RESTART = "restart"
+WITHOUT, WITH = (WhoTrains(unlabelled=(name,), labelled_alone="in_turn") for name in ("ward-*", "lab"))
+WHO = (EVERYBODY, WITHOUT, WITH)
+"""The silo, ward-1, has rounds of all kinds, those without labels, or those with."""
 
 
 @dataclass
@@ -140,9 +144,16 @@ class Silo:
 
 
 @settings(max_examples=150, deadline=None)
-@given(timetables(), st.booleans(), st.lists(st.one_of(orders(), st.just(RESTART), st.just(GATHERING)), max_size=30))
-def test_nothing_is_answered_that_the_plan_does_not_have(times: Timetable, tells: bool, story: list[Any]) -> None:
-    silo = Silo(AsPlanned(timetable=times, tells_scores=tells))
+@given(
+    timetables(),
+    st.booleans(),
+    st.sampled_from(WHO),
+    st.lists(st.one_of(orders(), st.just(RESTART), st.just(GATHERING)), max_size=30),
+)
+def test_nothing_is_answered_that_the_plan_does_not_have(
+    times: Timetable, tells: bool, who: WhoTrains, story: list[Any]
+) -> None:
+    silo = Silo(AsPlanned(timetable=times, tells_scores=tells, silo="ward-1", who=who))
     for event in story:
         if event == RESTART:
             silo.restart()
@@ -151,6 +162,7 @@ def test_nothing_is_answered_that_the_plan_does_not_have(times: Timetable, tells
     for train in silo.trained:
         closing = times.masked and train.key.round == times.rounds + 1 and times.scores(times.rounds)
         assert 1 <= train.key.round <= times.rounds or closing
+        assert train.key.round % 2 == {EVERYBODY: train.key.round % 2, WITHOUT: 0, WITH: 1}[who]
     for score in silo.scored:
         assert tells
         assert not times.masked, "one silo's own scores do not leave under masks"
@@ -200,9 +212,9 @@ def at(number: int, kind: type[Train | Evaluate], model: Digest = MODELS[0], att
     return kind(key=key, model=model, seconds_left=60.0)
 
 
-def silo_under(*, tells_scores: bool = True, **changes: Any) -> Silo:
+def silo_under(*, tells_scores: bool = True, silo: str = "", who: WhoTrains = EVERYBODY, **changes: Any) -> Silo:
     times = Timetable(**{"rounds": 3, "every": 1, "initial": True, "last": True, "masked": False, **changes})
-    return Silo(AsPlanned(timetable=times, tells_scores=tells_scores))
+    return Silo(AsPlanned(timetable=times, tells_scores=tells_scores, silo=silo, who=who))
 
 
 def test_round_1000_of_a_plan_of_3_is_declined_by_name() -> None:
@@ -213,6 +225,18 @@ def test_round_1000_of_a_plan_of_3_is_declined_by_name() -> None:
         assert declined.reason is DeclineReason.POLICY
         assert declined.detail == f"round 1000 was ordered, the plan's rounds are 1 to {last}"
         assert silo.refused == ["as_planned"]
+
+
+def test_a_round_of_the_other_kind_is_declined_by_name() -> None:
+    for who, number, kind in ((WITHOUT, 1, "with"), (WITH, 2, "without")):
+        silo = silo_under(silo="ward-1", who=who)
+        silo.take(at(number, Train))
+        (declined,) = silo.declined
+        assert declined.reason is DeclineReason.POLICY
+        assert declined.detail == f"round {number} was ordered, in which silos {kind} labels train alone by the plan"
+        assert silo.refused == ["as_planned"]
+        silo.take(at(3 - number, Train))
+        assert [it.key.round for it in silo.trained] == [3 - number]
 
 
 def test_a_second_model_for_one_time_is_declined_after_a_restart_too() -> None:

@@ -544,6 +544,7 @@ LOOSEST: dict[str, object] = {
     "require_privacy": "none",
     "unit_field": "",
     "allow_execution": True,
+    "database_in_training": False,
     "tell_scores": True,
     "smallest_evaluation": 2,
 }

@@ -80,7 +80,7 @@ async def sign(groups: ReleaseGroups, link: Link, silos: Iterable[SiloName]) -> 
 
 async def standing(store: SqlRoundStore) -> ReleaseGroups:
     groups = await groups_of(store)
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     await sign(groups, EVERYBODY, NAMES)
     assert groups.head == EVERYBODY
     return groups
@@ -90,7 +90,7 @@ async def test_the_first_groups_stand_with_the_last_signature_and_after_a_restar
     groups = await groups_of(store)
     with pytest.raises(StateError, match="coordinator groups propose"):
         groups.require_head()
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     await sign(groups, EVERYBODY, NAMES[:-1])
     for each in (groups, await groups_of(store)):
         assert each.head is None
@@ -107,7 +107,7 @@ async def test_the_first_groups_stand_with_the_last_signature_and_after_a_restar
 
 async def test_no_signature_is_lost_where_silos_sign_at_the_same_time(store: SqlRoundStore) -> None:
     groups = await groups_of(store)
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     await asyncio.gather(*(sign(groups, EVERYBODY, [name]) for name in NAMES))
     assert groups.head == EVERYBODY
 
@@ -133,7 +133,7 @@ async def test_release_groups_promise_what_the_plan_and_the_operator_say_and_wha
     store: SqlRoundStore,
 ) -> None:
     groups = await groups_of(store)
-    await groups.propose_first(NAMES, colluders=2)
+    await groups.propose_first([NAMES], colluders=2)
     first = first_link(FEDERATION, Partition.of([NAMES]), Promise(colluders=2, smallest_group=4))
     await sign(groups, first, NAMES)
     assert groups.require_head(colluders=2) == first
@@ -162,7 +162,7 @@ async def test_a_promise_that_nothing_could_follow_is_proposed_to_nobody(store: 
     with pytest.raises(
         StateError, match=r"against 4 colluders among 6 silos.*with --colluders 3 or less, or with 1 more"
     ):
-        await groups.propose_first(NAMES, colluders=4)
+        await groups.propose_first([NAMES], colluders=4)
     assert groups.proposed is None
     groups = await standing(store)
     for asked, says in (
@@ -227,7 +227,7 @@ async def test_what_is_told_to_silos_changes_with_every_signature(store: SqlRoun
     told: list[bytes] = []
     groups.on_change.append(lambda: told.append(groups.digest))
     before = groups.digest
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     await sign(groups, EVERYBODY, NAMES)
     assert len({before, *told}) == len(NAMES) + 2
     await sign(groups, EVERYBODY, NAMES[:1])
@@ -357,7 +357,7 @@ async def test_attack_silos_begin_the_chain_with_first_groups_of_their_own(
 ) -> None:
     """Nothing stands yet; what the others signed is not dropped for it, also after a restart."""
     groups = await groups_of(store)
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     await sign(groups, EVERYBODY, NAMES[:-1])
     if named is not None:
         await groups.begin_with(named.digest)
@@ -457,7 +457,7 @@ async def test_groups_that_the_log_tells_of_are_waited_for_and_no_first_ones_tak
     groups = await groups_of(store)
     groups.stood = newest_groups(tmp_path / "audit")
     assert groups.stood == EarlierGroups(number=2, digest=FIRST_HALVES.digest.hex(), groups=HALVES)
-    await groups.propose_first(NAMES, colluders=0)
+    await groups.propose_first([NAMES], colluders=0)
     assert groups.proposed is None
     with pytest.raises(StateError, match="are to come back from the silos first"):
         groups.require_head()

@@ -10,7 +10,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.twin_silos import TEST, twin_logs
 from lorica.experiments.data import poisoned
 from lorica.experiments.definition import Study
-from lorica.experiments.hostile_report import STUDIES, Found, difference, report_text
+from lorica.experiments.reports.hostile_report import STUDIES, Found, difference, report_text
 from lorica.experiments.results_file import lines_of
 from lorica.hostile.backdoor import TARGET
 from lorica.hostile.named import ATTACKS, attack_named

@@ -255,6 +255,7 @@ class Checker:
             digest=Digest(PLAN.hex()),
             aggregation=SimpleNamespace(secure_aggregation=True, **says),
             schedule=SimpleNamespace(**says),
+            smallest_cohort=says["min_silos"],
         )
         await checks.require(cast(PlanBundle, SimpleNamespace(plan=plan, rule=made.rule)), model_of(made))
 

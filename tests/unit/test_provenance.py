@@ -69,6 +69,12 @@ def test_what_was_signed_is_read_back_and_told(tmp_path: Path) -> None:
     ]
 
 
+def test_attack_what_is_told_cannot_draw_on_the_terminal() -> None:
+    hostile = provenance({"config.json": "e" * 64}).model_copy(update={"begun_from": "hub:x\x1b[2J\nsigned by nobody"})
+    assert all(line.isprintable() for line in told(hostile))
+    assert len(told(hostile)) == 7
+
+
 def grown(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"\0")
 

@@ -113,12 +113,6 @@ def test_a_centre_takes_the_room_of_one_more_vector_beside_each_model() -> None:
         ({"max_weight": 3.0}, {}, '[aggregation] max_weight = 3 does not go with [aggregation] reducer = "REDUCER"'),
         ({"max_weight_share": 0.5}, {}, "max_weight_share = 0.5 does not go with"),
         (
-            {"secure_aggregation": True},
-            {},
-            'secure_aggregation = true does not go with [aggregation] reducer = "REDUCER", which compares single '
-            "deltas, where masks show their sum alone: set it to false",
-        ),
-        (
             {"max_delta_norm": 1.0},
             {"privacy": {"level": "silo", "noise_multiplier": 1.0, "nominal_silos": 7}},
             'level = "silo" does not go with [aggregation] reducer = "REDUCER", whose result one silo can move further '
@@ -130,6 +124,38 @@ def test_what_does_not_compose_is_refused_by_name(
     reducer: str, changes: dict[str, Any], sections: dict[str, Any], said: str
 ) -> None:
     assert said.replace("REDUCER", reducer) in refusal(robust(reducer, **changes), **sections)
+
+
+MOVES = (
+    "whose centre is another one in each round: were silos to cut their own deltas around it, two sums would show the "
+    "delta of one that is cut in one of them alone, where max_delta_norm has silos cut around 0 in every round"
+)
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"adapters": {"rank": 2, "train": "b"}},
+        {"privacy": {"level": "record", "noise_multiplier": 1.0, "target_epsilon": 8.0, "nominal_records": 1000}},
+        {"privacy": {"level": "silo", "noise_multiplier": 1.0, "nominal_silos": 7}},
+    ],
+    ids=["plain", "adapters", "record", "silo"],
+)
+def test_masks_are_refused_by_name_whatever_else_the_plan_says(reducer: str, sections: dict[str, Any]) -> None:
+    """At the silo as well: an agent takes no plan that does not parse."""
+    why = MOVES if reducer == "centred_clipping" else "which compares single deltas, where masks show their sum alone"
+    said = (
+        f'[aggregation] secure_aggregation = true does not go with [aggregation] reducer = "{reducer}", {why}: set it '
+        'to false, or reducer to "mean"'
+    )
+    assert said in refusal(robust(reducer, secure_aggregation=True, max_delta_norm=1.0), **sections)
+    values = json.loads(plan(robust(reducer)).to_json())
+    values["aggregation"]["secure_aggregation"] = True
+    with pytest.raises(MalformedMessage) as offered:
+        Plan.from_json(canonical_json(values))
+    assert said in str(offered.value)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,35 @@ from unit.test_wire_plan import plan_value
 
 from lorica_coordinator.plans.plan_text import plan_text
 from lorica_coordinator.service.plan_desk import terms_of
-from lorica_security.errors import MalformedMessage
-from lorica_security.identifiers import SiloName
+from lorica_security.errors import MalformedMessage, PolicyRefusal
+from lorica_security.identifiers import FederationName, SiloName
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from silo_agent.commands.plan_review import settings
+from silo_agent.service.masking import check_labels_of_groups
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
 TOGETHER = {"unlabelled": ["ward-*", "lab"], "order": "together"}
+
+ALTERNATE = {"unlabelled": ["ward-*", "lab"]}
+"""The default order, whose two rounds have a length of their own."""
+IN_TURN: dict[str, dict[str, Any]] = {
+    "aggregation": {"weighting": "equal", "momentum": 0.0},
+    "schedule": {"rounds": 2, "min_silos": 2},
+}
+
+
+def changed(key: str, value: Any, **more: Any) -> dict[str, Any]:
+    """Sections that go with ALTERNATE, but for what is changed in them."""
+    sections = {name: dict(section) for name, section in IN_TURN.items()}
+    for path, one in {key: value, **more}.items():
+        section, name = path.split(".")
+        sections.setdefault(section, {})[name] = one
+    return sections
+
+
+MASKED_KEYS = {"aggregation.secure_aggregation": True, "schedule.min_silos": 5}
+MASKED = changed("aggregation.momentum", 0.0, **MASKED_KEYS)
 
 
 def plan(section: dict[str, Any] | None = None, **more: Any) -> Plan:
@@ -51,9 +73,35 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("section", "more", "said"),
     [
-        ({"unlabelled": ["lab"]}, {}, '[semi_supervised] order = "alternate" does not go with'),
-        ({**TOGETHER, "teacher": "none"}, {}, '[semi_supervised] teacher = "none" does not go with'),
-        ({**TOGETHER, "teacher": "mlm"}, {}, '[semi_supervised] teacher = "mlm" does not go with'),
+        *(
+            (ALTERNATE, changed(key, value, **more), f'does not go with [semi_supervised] order = "alternate"{why}')
+            for key, value, more, why in (
+                ("aggregation.server_optimizer", "adam", {}, ", which has another length of step"),
+                ("aggregation.server_learning_rate", 0.5, {}, ", where the kind of round says how far"),
+                ("aggregation.momentum", 0.9, {}, ", where a step would go on with that of other silos"),
+                ("aggregation.reducer", "median", {}, ", whose rounds are not all of silos enough"),
+                ("aggregation.step_length", "fedexp", {}, ", where the kind of round says how far"),
+                ("aggregation.max_weight_share", 0.5, {}, ", which cannot hold in a round of min_labelled = 1"),
+                ("privacy.level", "silo", {"privacy.noise_multiplier": 1.0}, ", whose noise is for sums of the same"),
+                ("adapters.train", "alternate", {"adapters.rank": 2}, ", where one half would be trained with labels"),
+                ("adapters.train", "reproject", {"adapters.rank": 2}, ", whose step is no mean"),
+                ("schedule.rounds", 3, {}, ", where two rounds are one of the paper's"),
+            )
+        ),
+        (
+            {**TOGETHER, "teacher": "none"},
+            {},
+            "[semi_supervised] order = together is read by silos without labels alone, and teacher",
+        ),
+        ({**ALTERNATE, "teacher": "none", "min_labelled": 2}, {}, "min_labelled = 2 is read by silos without labels"),
+        ({**TOGETHER, "min_labelled": 2}, {}, 'min_labelled = 2 is read with order = "alternate" alone'),
+        ({**ALTERNATE, "min_labelled": 0}, {}, "greater than or equal to 1"),
+        (
+            {**TOGETHER, "teacher": "mlm", "loss": "answer"},
+            {},
+            'loss = answer is read with teacher = "ema" or "round" alone, and teacher is "mlm"',
+        ),
+        ({**TOGETHER, "teacher": "mlm", "min_confidence": 0.5}, {}, "min_confidence = 0.5 is read with teacher"),
         ({**TOGETHER, "unlabelled": ["*"]}, {}, "leaves no silo with labels"),
         ({**TOGETHER, "unlabelled": ["lab", "lab"]}, {}, "one stands there twice"),
         ({**TOGETHER, "teacher": "round", "ema_decay": 0.9}, {}, 'ema_decay = 0.9 is read with teacher = "ema" alone'),
@@ -83,13 +131,32 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
             )
         ),
         (
-            TOGETHER,
-            {
-                "aggregation": {"weighting": "equal", "secure_aggregation": True},
-                "schedule": {"rounds": 1, "min_silos": 3},
-            },
-            "[aggregation] secure_aggregation = true does not go with [semi_supervised] unlabelled, of whom one whose "
-            "teacher is never sure adds nothing",
+            {**TOGETHER, "min_confidence": 0.5},
+            MASKED,
+            "[semi_supervised] min_confidence = 0.5 does not go with [semi_supervised] unlabelled, of whom under masks "
+            "one whose teacher is never sure adds nothing",
+        ),
+        *(
+            (
+                {**ALTERNATE, "teacher": teacher, "min_labelled": 3},
+                MASKED,
+                "[aggregation] secure_aggregation = true does not go with [semi_supervised] unlabelled, whose rounds "
+                "have nobody with labels",
+            )
+            for teacher in ("ema", "round")
+        ),
+        *(
+            (
+                {**ALTERNATE, "teacher": "mlm", "min_labelled": few},
+                MASKED,
+                f"min_labelled = {few} is too few for secure",
+            )
+            for few in (1, 2)
+        ),
+        (
+            {**ALTERNATE, "teacher": "mlm", "min_labelled": 3},
+            changed("aggregation.min_survivors", 4, **MASKED_KEYS),
+            "min_survivors = 4 does not hold with min_labelled = 3",
         ),
     ],
 )
@@ -97,9 +164,83 @@ def test_what_does_not_go_together_is_refused_by_name(section: dict[str, Any], m
     assert said in refusal(section, **more)
 
 
+def test_masks_go_with_rounds_that_nobody_is_alone_in() -> None:
+    made = plan({**ALTERNATE, "teacher": "mlm", "min_labelled": 3}, **MASKED)
+    assert (made.smallest_cohort, plan(TOGETHER, **MASKED).smallest_cohort) == (3, 5)
+    assert plan({**ALTERNATE, "teacher": "none"}, **MASKED).smallest_cohort == 5
+
+
+@pytest.mark.parametrize(
+    ("groups", "colluders", "refused"),
+    [
+        ("a b c lab | d e f ward-1", 0, ""),
+        ("a b c d | e f lab", 0, "release group e,f,lab has 2 silos with labels by plan"),
+        ("a b c d | lab ward-1 ward-2", 0, "has 0 silos with labels"),
+        ("a b c lab", 2, "has 3 silos with labels"),
+        ("a b c d lab", 2, ""),
+    ],
+)
+def test_under_masks_every_group_of_both_kinds_has_labels_enough(groups: str, colluders: int, refused: str) -> None:
+    """Three silos at least, of which all colluders may be: their deltas and their scores hide each other's, whatever
+    the others of the group add."""
+    more = changed("aggregation.momentum", 0.0, **MASKED_KEYS, **{"aggregation.colluders": colluders})
+    more["aggregation"]["min_survivors"] = 5
+    link = first_link(FederationName("north"), Partition.of([map(SiloName, one.split()) for one in groups.split("|")]))
+    if refused:
+        with pytest.raises(PolicyRefusal, match=refused) as caught:
+            check_labels_of_groups(plan(TOGETHER, **more), link)
+        assert caught.value.rule == "labels"
+    else:
+        check_labels_of_groups(plan(TOGETHER, **more), link)
+    check_labels_of_groups(Plan.model_validate(plan_value()), link)
+    check_labels_of_groups(plan({**ALTERNATE, "teacher": "mlm", "min_labelled": 5}, **more), link)
+
+
+def test_silos_of_one_kind_are_a_group() -> None:
+    silos = [SiloName(name) for name in ("clinic", "lab", "bank", "ward-1")]
+    kinds = [
+        plan(section, **IN_TURN).semi_supervised.who_trains.kinds(silos)
+        for section in (TOGETHER, ALTERNATE, {**ALTERNATE, "teacher": "none"})
+    ]
+    assert kinds == [
+        (("clinic", "lab", "bank", "ward-1"),),
+        (("clinic", "bank"), ("lab", "ward-1")),
+        (("clinic", "bank"),),
+    ]
+
+
 @pytest.mark.parametrize("weighting", ["equal", "size"])
 def test_silo_level_privacy_and_both_weightings_go_with_it(weighting: str) -> None:
     assert plan(aggregation={"weighting": weighting}).semi_supervised.unlabelled
+
+
+def test_rounds_in_turn_go_with_what_makes_them_equation_4() -> None:
+    made = plan(ALTERNATE, **IN_TURN)
+    terms = terms_of(made)
+    assert (terms.takes_turns, terms.min_labelled, terms.min_silos) == (True, 1, 2)
+    assert terms_of(plan()).labelled_alone == "never"
+    assert terms_of(plan({**ALTERNATE, "teacher": "none"})).labelled_alone == "always"
+
+
+@pytest.mark.parametrize(
+    ("section", "silos", "said"),
+    [
+        (ALTERNATE, ["clinic", "lab", "ward-1"], ""),
+        (ALTERNATE, ["clinic"], "min_silos = 2 and 1 silos are enrolled"),
+        (ALTERNATE, ["lab", "ward-1"], "which names all 2 enrolled silos, so that nobody has labels"),
+        (ALTERNATE, ["clinic", "bank", "lab"], "min_silos = 2 for rounds of silos without labels, and 1 of 3 enrolled"),
+        ({**ALTERNATE, "min_labelled": 2}, ["clinic", "lab", "ward-1"], "min_labelled = 2 and 1 of 3 enrolled silos"),
+        ({**ALTERNATE, "teacher": "none"}, ["clinic", "lab", "ward-1"], "min_silos = 2 and 1 of 3 enrolled silos have"),
+        ({**ALTERNATE, "teacher": "none"}, ["clinic", "bank"], ""),
+        (TOGETHER, ["clinic", "lab"], ""),
+    ],
+)
+def test_no_plan_starts_whose_kinds_of_rounds_cannot_begin(
+    section: dict[str, Any], silos: list[str], said: str
+) -> None:
+    why = plan(section, **IN_TURN).too_few(silos)
+    assert said in why
+    assert bool(said) == bool(why)
 
 
 def test_plans_without_it_keep_their_digests_and_with_it_travel() -> None:

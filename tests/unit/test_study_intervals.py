@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorica.experiments.intervals import Difference, paired, right_of
+from lorica.experiments.reports.intervals import Difference, paired, right_of
 
 
 def found(*pairs: tuple[dict[str, str], dict[str, str]], average: str = "macro") -> Difference:

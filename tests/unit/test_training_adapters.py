@@ -1,5 +1,6 @@
 """Adapters: what PEFT adds is what the layout says, alone trained and sent, and merged it computes the same."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,8 @@ from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.manifest import manifest_of
-from silo_wire.plans.adapters import AdaptersSection, adapter_layout, adapter_names
-from silo_wire.plans.plan import PlanBundle
+from silo_wire.plans.adapters import AdaptersSection, adapted, adapter_layout, adapter_names
+from silo_wire.plans.plan import Plan, PlanBundle
 from tests.support.coordinator_edges import A, B, Workplace, content_of, make_plan, random_vector, stored_vector
 from tests.support.tiny_t5 import SCHEMA, random_model, v1_1
 
@@ -102,6 +103,25 @@ def test_layers_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None
     assert not list((tmp_path / "plans").iterdir())
 
 
+def test_a_rank_that_a_layer_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    section = AdaptersSection(layers=["q", "wo"])
+    smallest = min(adapted(make_plan(tmp_path).layout, section), key=lambda weight: min(weight.shape))
+    most, layers = min(smallest.shape), {"adapters.layers": section.layers}
+    said = re.escape(f"rank = {most + 1} is more than {smallest.name} of shape {smallest.shape} has") + ".* at most "
+    with pytest.raises(ConfigurationError, match=f"{said}{most}, or leave that layer out"):
+        make_plan(tmp_path, "second", overrides={"adapters.rank": most + 1, **layers})
+    assert [path.name for path in (tmp_path / "plans").iterdir()] == ["first"]
+    make_plan(tmp_path, "second", overrides={"adapters.rank": most, **layers})
+
+
+@pytest.mark.parametrize("train", ["b", "alternate", "reproject"])
+def test_a_way_to_train_adapters_that_there_are_not_is_refused(train: str, tmp_path: Path) -> None:
+    said = rf'\[adapters\] train = "{train}" .* rank = 0 the plan has none: set rank above 0, or leave train out'
+    with pytest.raises(ConfigurationError, match=said):
+        make_plan(tmp_path, overrides={"adapters.train": train})
+    make_plan(tmp_path, overrides={"adapters.train": "both"})
+
+
 def test_a_layer_named_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="names a layer twice"):
         make_plan(tmp_path, overrides={"adapters.rank": 2, "adapters.layers": ["q", "q"]})
@@ -170,6 +190,29 @@ def test_a_personal_model_under_adapters_is_adapters_of_the_same_base(place: Wor
     second = PersonalTrainer(place.bundle, data(), A, device, replace(own, method="adapters"), base=base)
     with pytest.raises(ConfigurationError, match=r'"adapters" and plan .* trains adapters itself.*"finetune"'):
         second.personal(newest.manifest.digest)
+
+
+def test_ditto_is_refused_where_each_round_has_axes_of_its_own(place: Workplace, tmp_path: Path) -> None:
+    """`"finetune"`, which begins anew with each global model, goes on."""
+    values = place.bundle.plan.model_dump(mode="json")
+    values["adapters"] = {**values["adapters"], "train": "reproject"}
+    values["aggregation"] = {**values["aggregation"], "momentum": 0.0}
+    bundle = PlanBundle(Plan.model_validate(values), place.bundle.files)
+    newest = handed_out(place, place.models.initial(), tmp_path / "model")
+    own = OwnSettings(method="ditto", epochs=2, learning_rate=1e-2, ditto_lambda=0.1, adapter_rank=8)
+    base, device = base_of(place, tmp_path), DeviceSettings(device="cpu", threads=1)
+    with pytest.raises(
+        ConfigurationError, match=r'"ditto" .* train = "reproject".* axes in each round: take "finetune"'
+    ):
+        PersonalTrainer(bundle, data(), A, device, own, base=base).personal(newest.manifest.digest)
+    personal = PersonalTrainer(bundle, data(), A, device, replace(own, method="finetune"), base=base)
+    goal, out = personal.personal(newest.manifest.digest), tmp_path / "own"
+    made = personal.train(goal, start=newest, towards=newest, out=out, checkpoint=tmp_path / "checkpoint")
+    scores = [
+        personal.evaluate(model, same_result=None).loss_per_token
+        for model in (newest, RoundModel(file=out, manifest=made))
+    ]
+    assert scores[1] < scores[0]
 
 
 def test_adapters_alone_are_trained_and_sent(place: Workplace, tmp_path: Path) -> None:

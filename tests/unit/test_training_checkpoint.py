@@ -45,6 +45,7 @@ SETTINGS: list[dict[str, Any]] = [
     },
     {"optimizer": "adafactor", "precision": "bfloat16", "max_grad_norm": 0.0, "loss_reduction": "as_published"},
     {"teacher": "ema"},
+    {"teacher": "mlm"},
 ]
 
 

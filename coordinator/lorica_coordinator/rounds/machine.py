@@ -19,6 +19,10 @@ One rule for time: each phase has one deadline and one quorum, `min_silos`.
   any other. Later, silos have answered for this round and will not do so again: the plan goes on with the next round.
   Who spoilt an attempt by more than silence is left out of the rest of that round and of the next one; of a dispute in
   which one of two must have lied, one of the two is.
+- Where silos with labels and silos without train in turn, by the round's number, a round is gathered for, opened and
+  closed as if its own kind were the whole population; those with labels have a quorum of their own. Only these have
+  scores: after a round of the others they are gathered to evaluate, which a restart or a pause puts off as it does any
+  opening.
 - A silo that declines must declare readiness anew before it is in a cohort, so that a refusal cannot spin the rounds.
 - Aggregation that fails on one silo's update goes on without it, or the attempt is abandoned if no quorum is left.
 - Under silo-level privacy the plan is finished, with the model that it has, when another sum would cost more than it

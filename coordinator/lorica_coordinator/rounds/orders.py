@@ -21,6 +21,7 @@ from lorica_coordinator.rounds.states import (
     round_of,
 )
 from lorica_coordinator.rounds.states import Finished as PlanFinished
+from lorica_coordinator.rounds.terms import PlanTerms
 from lorica_coordinator.rounds.updates import CommittedUpdate
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator.requests import is_awaited, request_to, takes_part
@@ -143,18 +144,31 @@ def _masking(state: Masking) -> str:
 
 def _gathering(state: Gathering) -> str:
     course = state.course
-    purpose = "to evaluate" if state.opening.task is Task.EVALUATION else "to train"
-    counts = f"{len(course.ready)} of {len(course.population)} enrolled silos ready {purpose}"
+    training, number = state.opening.task is Task.TRAINING, state.opening.round
+    population, ready, unawaited = (
+        course.terms.taking_part(silos, number, training=training)
+        for silos in (course.population, course.ready, course.unawaited)
+    )
+    least = course.terms.quorum(number, training=training)
+    counts = f"{len(ready)} of {len(population)} enrolled silos {_who(course.terms, number, training=training)}ready "
+    counts += "to train" if training else "to evaluate"
     if barred := course.barred_in(state.opening.round):
         counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"
-    absent = named(cohort_of(course.population - course.ready))
-    awaited = named(cohort_of(course.population - course.ready - course.unawaited))
+    absent = named(cohort_of(population - ready))
+    awaited = named(cohort_of(population - ready - unawaited))
     if not state.started:
         return f"{counts}; waiting for `coordinator plan start {course.terms.name}`"
     if course.paused:
         return f"{counts}; paused by the operator, `coordinator plan resume` goes on"
-    if len(course.ready) < course.terms.min_silos:
-        return f"{counts}, at least {course.terms.min_silos} are needed; waiting for {absent}"
+    if len(ready) < least:
+        return f"{counts}, at least {least} are needed; waiting for {absent}"
     if (lacking := awaited_groups(state)) is not None:
         return f"{counts}; {lacking.in_words}"
     return f"{counts}; waiting for {awaited} until the deadline"
+
+
+def _who(terms: PlanTerms, round_number: int, *, training: bool) -> str:
+    """Of whom a round is, where not of all."""
+    if terms.labelled_alone == "never":
+        return ""
+    return "without labels " if training and terms.who_trains.unlabelled_round(round_number) else "with labels "

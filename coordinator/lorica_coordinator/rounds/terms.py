@@ -1,12 +1,13 @@
 """What the round machine needs to know of a plan, and nothing more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT
 from silo_wire.canonical import Digest
 from silo_wire.plans.sections.named_silos import is_among
+from silo_wire.plans.sections.who_trains import Alone, WhoTrains
 from silo_wire.plans.timetable import Timetable
 
 
@@ -18,7 +19,8 @@ class PlanTerms:
     `masking_deadline_s` is for each phase of secure aggregation; `min_survivors`, `colluders` and `threshold` are its
     own, `threshold` None where the default is meant. `record_level`, `silo_level`: of privacy. `cohort_size` silos are
     drawn for a round, 0: all that are ready. `corrects_drift`: silos go on with corrections that they made together.
-    `without_labels` are the silos that have no scores, as a plan names them.
+    `without_labels` are the silos that have no scores, as a plan names them; `labelled_alone` as in WhoTrains, and
+    `min_labelled` is the quorum of rounds in which silos with labels take turns with them.
     """
 
     federation: FederationName
@@ -43,6 +45,29 @@ class PlanTerms:
     cohort_size: int = 0
     corrects_drift: bool = False
     without_labels: tuple[str, ...] = ()
+    labelled_alone: Alone = "never"
+    min_labelled: int = 1
+
+    @property
+    def who_trains(self) -> WhoTrains:
+        return WhoTrains(unlabelled=self.without_labels, labelled_alone=self.labelled_alone)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether silos with labels train in some rounds and those without in others."""
+        return self.labelled_alone == "in_turn"
+
+    def taking_part(self, silos: Set[SiloName], round_number: int, *, training: bool) -> frozenset[SiloName]:
+        """Those of `silos` that a round is for, or its evaluation where some never are asked to train beside others."""
+        who = self.who_trains
+        if training or self.labelled_alone == "never":
+            return frozenset(silo for silo in silos if who.trains(silo, round_number))
+        return frozenset(self.scored(silos))
+
+    def quorum(self, round_number: int, *, training: bool = True) -> int:
+        """Fewest silos of a round's training, or of the gathering for its evaluation."""
+        alone = self.takes_turns and (not training or self.who_trains.labelled_round(round_number))
+        return self.min_labelled if alone else self.min_silos
 
     def scored(self, silos: Iterable[SiloName]) -> tuple[SiloName, ...]:
         """Those of `silos` that can be asked for scores."""

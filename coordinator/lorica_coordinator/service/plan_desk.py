@@ -44,6 +44,8 @@ def terms_of(plan: Plan) -> PlanTerms:
         cohort_size=schedule.cohort_size,
         corrects_drift=plan.corrects_drift,
         without_labels=tuple(plan.semi_supervised.unlabelled),
+        labelled_alone=plan.semi_supervised.who_trains.labelled_alone,
+        min_labelled=plan.semi_supervised.min_labelled,
     )
 
 

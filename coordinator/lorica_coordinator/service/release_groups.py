@@ -81,6 +81,7 @@ class ReleaseGroups:
         self.stood: EarlierGroups | None = None
         """The newest that stood here before this coordinator began, where somebody knows."""
         self._held: _Held | None = None
+        self._digest: tuple[tuple[object, ...], bytes] = ((), b"")
         self.on_change: list[Callable[[], None]] = []
         self.on_standing: list[Callable[[SignedLink], None]] = []
 
@@ -110,9 +111,14 @@ class ReleaseGroups:
 
     @property
     def digest(self) -> bytes:
-        """Of everything that a silo may want to fetch."""
-        parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
-        return digest("release-groups-standing", len(self._chain), parts, self._word)
+        """Of everything that a silo may want to fetch; computed anew only where that was replaced, since each order of
+        each silo asks for it."""
+        source = self._chain, self._proposed, self._word
+        known = self._digest[0]
+        if len(known) != len(source) or any(old is not new for old, new in zip(known, source, strict=True)):
+            parts = [(one.link.digest, *(signature for _, signature in one.signatures)) for one in self._all]
+            self._digest = source, digest("release-groups-standing", len(self._chain), parts, self._word)
+        return self._digest[1]
 
     @property
     def _all(self) -> tuple[SignedLink, ...]:
@@ -228,13 +234,13 @@ class ReleaseGroups:
         _log.info("release groups proposed", number=link.number, groups=len(partition.groups), silos=len(link.members))
         return SignedLink(link=link)
 
-    async def propose_first(self, silos: Iterable[SiloName], *, colluders: int) -> None:
-        """One group of all, where nothing stands, nothing is proposed and nothing is to come back; `colluders` are the
-        plan's."""
+    async def propose_first(self, groups: Iterable[Iterable[SiloName]], *, colluders: int) -> None:
+        """As large as can be: one of all silos, or of each kind of which rounds are. Where nothing stands, nothing is
+        proposed and nothing is to come back; `colluders` are the plan's."""
         async with self._alone:
             if self.head is None and self._proposed is None and self.behind(()) is None:
                 promise = Promise(colluders=colluders, smallest_group=least_group(colluders))
-                await self._propose(Partition.of([silos]), promise)
+                await self._propose(Partition.of(groups), promise)
 
     async def sign(self, silo: SiloName, link: bytes, signature: bytes) -> None:
         """Raises WrongTime for a link that is not here, AuthorisationError for who has no say in it, IntegrityError for

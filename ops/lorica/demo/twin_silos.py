@@ -32,10 +32,10 @@ def twin_logs(silo: SiloSpecification, records: tuple[int, int], *, seed: int) -
 
 
 def write_twin_silos(folder: Path, records: Mapping[str, tuple[int, int]], *, seed: int) -> None:
-    """The silos below `folder`/silos, NAME-1 and NAME-2 with as many training records as `records` has for NAME, and a
-    public model trained on their textbooks beside them."""
+    """The silos below `folder`/silos, NAME-1 and NAME-2 with as many training records as `records` has for NAME, of
+    each kind that it names, and a public model trained on their textbooks beside them."""
     textbook: list[Record] = []
-    for silo in SILOS:
+    for silo in (one for one in SILOS if one.name in records):
         first, second, book = twin_logs(silo, records[silo.name], seed=seed)
         for number, splits in ((1, first), (2, second)):
             write_silo(folder / "silos" / f"{silo.name}-{number}", silo, seed=seed, splits=splits)

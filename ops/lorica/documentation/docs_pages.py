@@ -25,7 +25,7 @@ from lorica.documentation.settings_tables import (
     preset_table,
     silo_table,
 )
-from lorica.experiments import hostile_report
+from lorica.experiments.reports import hostile_report
 from lorica.privacy_utility.pages import aim_table, cost_picture, cost_table, ideas_table, joint_table
 
 _TABLE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)

@@ -120,6 +120,9 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.trust_on_first_use": "Whether the key that a silo comes with first is pinned unasked. It does not stop a "
     "coordinator that makes up silos.",
     "policy.allow_execution": "Whether SQL that the model wrote may run on the database, in the sandbox.",
+    "policy.database_in_training": "Whether a plan may have this silo, where it trains without labels, drop a model's "
+    "answers by what its database says of them. Whoever chooses the model then sees in updates which statements ran or "
+    "gave rows: not for a coordinator that must not know what the database holds. Needs `allow_execution`.",
     "policy.tell_scores": "Whether scores leave: how many held-out questions the model answers right, and the loss. "
     "false: under masks this silo adds zeros to their sum, in the clear it declines each evaluation.",
     "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, "
@@ -130,6 +133,10 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "sql.rows": "Most rows of a result.",
     "sql.result_bytes": "Most bytes of a result.",
     "sql.memory_bytes": "Memory of the sandbox above what its own code takes, in bytes.",
+    "sql.question_seconds": "Where a plan has answers tried on the database in training "
+    "(`policy.database_in_training`): seconds for those of one question, after which it is passed over.",
+    "sql.round_seconds": "The same for all questions of a round: once they are spent, no more SQL runs in it, and what "
+    "was not tried is passed over.",
     "sql.require_jail": "true: no SQL runs where a wall of [the sandbox's "
     "jail](hardening.md#the-jail-of-a-models-sql) is missing. false: the walls that the kernel has are used.",
     "storage.models_kept": "Round models kept on disk.",

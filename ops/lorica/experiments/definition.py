@@ -20,7 +20,7 @@ from lorica_security.identifiers import silo_name
 from silo_wire.canonical import canonical_json, digest_of
 
 Way = Literal["together", "alone", "centralized"]
-Value = str | int | float | bool
+Value = str | int | float | bool | list[str]
 """Of a plan's key."""
 _Item = TypeVar("_Item")
 Listed = Annotated[tuple[_Item, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]

@@ -1,39 +1,46 @@
-"""results.jsonl: one line for each run that is done, appended as it ends, each run once.
+"""results.jsonl: one line for each run that is done, appended as it ends, each run once. A shard's is results-I.jsonl.
 
 A kill, or a disk that is full, may tear the last line. A torn line is no result, and takes no later one with it.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lorica.experiments.shard import WHOLE, Shard
 from lorica_security.errors import StorageError
 
 RESULTS = "results.jsonl"
+_NAME = re.compile(r"results(-[0-9]+)?\.jsonl")
 BY_MACRO = "test_by_macro"
 """In a line: the scores of the best model by MacroAvg on dev, where it is not the best by MicroAvg."""
 
 
 def results(out: Path) -> Iterator[dict[str, Any]]:
-    """The runs that are done, as they were written; of a run that stands there twice the first."""
-    return lines_of(out / RESULTS)
+    """The runs that are done, of all shards, as they were written; of a run that stands there twice the first."""
+    return lines_of(*results_files(out))
 
 
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, of a file by any name."""
-    if not path.exists():
-        return
+def results_files(out: Path) -> list[Path]:
+    """Those that there are."""
+    return sorted(path for path in out.glob("results*.jsonl") if _NAME.fullmatch(path.name))
+
+
+def lines_of(*paths: Path) -> Iterator[dict[str, Any]]:
+    """The same, of files by any name."""
     seen: set[str] = set()
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "run" in line and line["run"] not in seen:
-            seen.add(line["run"])
-            yield line
+    for path in paths:
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and "run" in line and line["run"] not in seen:
+                seen.add(line["run"])
+                yield line
 
 
 def rounded(value: Any) -> Any:
@@ -45,9 +52,9 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def append_result(out: Path, facts: Mapping[str, Any]) -> None:
+def append_result(out: Path, facts: Mapping[str, Any], shard: Shard = WHOLE) -> None:
     """On the disk when this returns, for what the line was made from is deleted next; raises StorageError."""
-    path = out / RESULTS
+    path = (out / RESULTS).with_stem(f"results{shard.suffix}")
     try:
         with path.open("ab+") as file:
             if file.tell():

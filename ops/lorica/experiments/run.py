@@ -12,7 +12,7 @@ import multiprocessing
 import shutil
 import subprocess
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -23,14 +23,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from lorica.experiments.averages import macro_average, micro_average
 from lorica.experiments.data import merged, own_copy, poisoned, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
-from lorica.experiments.report import write_report
+from lorica.experiments.reports.averages import macro_average, micro_average
+from lorica.experiments.reports.report import write_report
 from lorica.experiments.results_file import BY_MACRO, append_result, results
 from lorica.experiments.scoring import scores
+from lorica.experiments.shard import WHOLE, Shard
 from lorica.hostile.backdoor import BACKDOOR
 from lorica.simulation.run import logging_to, silos_in, simulate
 from lorica.simulation.simulated import Simulated, make_folder, round_facts
@@ -44,11 +45,13 @@ from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
 from silo_agent.training.device import DeviceSettings
 from silo_wire.messages import DeclineReason
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
 ALL = SiloName("all")
 _FEDERATION = "study"
 _QUORUM = "schedule.min_silos"
 _OVERRIDES = "training.overrides."
+_LABELS = "semi_supervised."
 _FOLLOWS = ("weight", "loss_reduction", "outcome")
 _Outcome = dict[str, Any] | StateError
 """A run's line of results, or why it has none."""
@@ -63,25 +66,29 @@ def run_study(
     device: str = "auto",
     threads: int = 0,
     jobs: int = 1,
+    shard: Shard = WHOLE,
 ) -> Path:
-    """Do what is not done yet, `jobs` runs at a time, and write the report, which is returned. `data` is where the
-    study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
+    """Do what is not done yet of `shard`, `jobs` runs at a time, and write the report of all shards, which is returned.
+    `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
 
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
-    it at the end. Raises what would end all of them, and Conflict while another study works in `out`. What was under
-    way goes on the next time.
+    it at the end. Raises what would end all of them, and Conflict while another study, or this shard of it, works in
+    `out`. What was under way goes on the next time.
     """
     make_folder(out)
     console = console or Console(quiet=True)
-    with ProcessLock(out / "lock", "study"):
+    with ProcessLock(out / f"lock{shard.suffix}", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
-        require_same(found, out)
-        silos = own_copy(found, out / "data", study.at_most)
-        source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        with _one_shard_at_a_time(out):
+            require_same(found, out)
+            source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
+        silos = own_copy(found, out / f"data{shard.suffix}", study.at_most)
         settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
         done = {line["run"] for line in results(out)}
-        runs = list(study.runs())
+        runs = shard.of_all(list(study.runs()))
+        if not runs:
+            raise ConfigurationError(f"study {study.name} has fewer runs than the {shard.of} shards: use fewer")
         left = [run for run in runs if run.key not in done]
         for key in {run.key for run in runs} & done:
             shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
@@ -95,7 +102,7 @@ def run_study(
                     failed.append(f"{_described(doing.run)}: {facts}")
                     console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
                     continue
-                append_result(out, facts)
+                append_result(out, facts, shard)
                 shutil.rmtree(doing.work)
                 console.print(_line(doing.run, facts), highlight=False, markup=False)
     if failed:
@@ -103,7 +110,13 @@ def run_study(
             f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
             "and with --report it shows the others"
         )
-    return write_report(study, out)
+    with _one_shard_at_a_time(out):
+        return write_report(study, out)
+
+
+def _one_shard_at_a_time(out: Path) -> ProcessLock:
+    """For what shards have in common, which the first of them makes and the others find."""
+    return ProcessLock(out / "common", "study", patient=True)
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
@@ -115,7 +128,7 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
             named = key.removeprefix(_OVERRIDES).split(".")[0]
             if key.startswith(_OVERRIDES) and named not in (*silos, ALL):
                 raise ConfigurationError(f"{_OVERRIDES}{named} names no silo: the silos are {', '.join(silos)}")
-        count = len(silos) if SETUPS[run.setup].way == "together" else 1
+        count = quorum(run.values, silos) if SETUPS[run.setup].way == "together" else 1
         require_valid(
             name=run.setup,
             federation=_FEDERATION,
@@ -123,6 +136,17 @@ def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
             seed=run.seed,
             overrides={**run.values, _QUORUM: count},
         )
+
+
+def quorum(values: Mapping[str, object], silos: Collection[SiloName]) -> int:
+    """How many of `silos` train in a round of a plan with `values`: all, but where those without labels train in no
+    round, or in rounds of their own, which the quorum is then of."""
+    own = {key.removeprefix(_LABELS): value for key, value in values.items() if key.startswith(_LABELS)}
+    section = SemiSupervisedSection.model_validate(own)
+    unlabelled = sum(map(section.without_labels, silos))
+    if section.teacher == "none":
+        return len(silos) - unlabelled
+    return len(silos) if section.order == "together" or not unlabelled else unlabelled
 
 
 def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
@@ -272,7 +296,7 @@ class _Doing:
                 source=self.source,
                 preset=self.run.study.preset,
                 seed=self.run.seed,
-                overrides={**self.run.values, _QUORUM: len(silos)},
+                overrides={**self.run.values, _QUORUM: quorum(self.run.values, silos)},
             )
         simulated = simulate(
             plans / name,

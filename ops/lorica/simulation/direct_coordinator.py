@@ -64,7 +64,14 @@ class SharedModels:
             old.unlink(missing_ok=True)
         self._folder, self._kept = folder, kept
         self._held: dict[Digest, RoundModel] = {}
+        self._plans: dict[Digest, PlanBundle] = {}
         self._lock = asyncio.Lock()
+
+    def plan(self, raw: bytes, digest: Digest) -> PlanBundle:
+        """As PlanBundle.decode, parsed for the first silo that asks: nothing changes a bundle."""
+        if digest not in self._plans:
+            self._plans[digest] = PlanBundle.decode(raw, digest)
+        return self._plans[digest]
 
     async def model(self, source: ModelSource) -> RoundModel:
         digest = source.header.manifest.digest
@@ -124,7 +131,7 @@ class DirectCoordinator:
         await asyncio.Event().wait()  # pragma: no cover  # the service ends a stream for a newer one of this silo alone
 
     async def fetch_plan(self, plan: Digest) -> PlanBundle:
-        return PlanBundle.decode(await self._service.plan_bundle(plan), plan)
+        return self._models.plan(await self._service.plan_bundle(plan), plan)
 
     async def declare_readiness(self, plan: Digest, *, ready: bool, reason: str) -> None:
         await self._service.declare_readiness(self._who.silo, plan, ready=ready, reason=reason)

@@ -9,13 +9,22 @@ from lorica.simulation.simulated import ROUNDS_FILE, SUMMARY_FILE, Simulated
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.console.terminal import show_table
 
+SHOWN_SILOS = 8
+"""Of more, a round's line gives the least and the largest loss reduction: a terminal has no room for hundreds."""
+
 
 def print_round(console: Console, row: RoundRow) -> None:
     averages = {"MacroAvg": row.macro_exact_match, "MicroAvg": row.micro_exact_match}
     told = [f"{name} {average:.1%}" for name, average in averages.items() if average is not None]
     scores = f", exact match {', '.join(told)}" if told else ""
-    parts = [f"{silo.silo} {silo.loss_reduction:.3f} ({silo.share:.0%})" for silo in row.silos if silo.examples]
-    silos = f": loss reduction {', '.join(parts)}" if parts else ""
+    trained = [silo for silo in row.silos if silo.examples]
+    silos = ""
+    if len(trained) > SHOWN_SILOS:
+        of = [silo.loss_reduction for silo in trained]
+        silos = f": loss reduction of {len(trained)} silos {min(of):.3f} to {max(of):.3f}"
+    elif trained:
+        parts = [f"{silo.silo} {silo.loss_reduction:.3f} ({silo.share:.0%})" for silo in trained]
+        silos = f": loss reduction {', '.join(parts)}"
     console.print(f"round {row.round} {row.outcome}{silos}{scores}", highlight=False, soft_wrap=True, markup=False)
 
 

@@ -255,7 +255,8 @@ class _Simulation:
             everybody = [silo.credentials.silo for silo in silos]
             masked = self.plan.aggregation.secure_aggregation and len(everybody) >= self.plan.schedule.min_silos
             if masked and service.groups.head is None:
-                await service.groups.propose_first(everybody, colluders=self.plan.aggregation.colluders)
+                kinds = self.plan.semi_supervised.who_trains.kinds(everybody)
+                await service.groups.propose_first(kinds, colluders=self.plan.aggregation.colluders)
                 for silo, keeper in zip(silos, keepers, strict=True):
                     await keeper.sync()
                     if silo.allow_groups():

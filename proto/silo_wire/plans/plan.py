@@ -181,6 +181,13 @@ class PlanBundle:
         """Of the model with its adapters."""
         return sum(each.parameters for each in (self.layout, self.base_layout, self.fixed_layout) if each)
 
+    def teacher_bytes(self, silo: str) -> int:
+        """In memory while this silo trains: what is trained once more, in float32, where a teacher answers its
+        questions."""
+        section = self.plan.semi_supervised
+        taught = section.without_labels(silo) and section.teacher in ("ema", "round")
+        return self.layout.total_bytes if taught else 0
+
     @cached_property
     def model_layout(self) -> Layout:
         """The layout of the models that silos are handed."""

@@ -1,6 +1,6 @@
 """A plan's values, section by section, and what follows from several of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -100,6 +100,46 @@ class PlanValues(Section):
             last=self.evaluation.last,
             masked=self.aggregation.secure_aggregation,
         )
+
+    @property
+    def smallest_cohort(self) -> int:
+        """Of any round: where silos with labels train in turn with others, each kind has a quorum of its own."""
+        section, least = self.semi_supervised, self.schedule.min_silos
+        return min(least, section.min_labelled) if section.who_trains.labelled_alone == "in_turn" else least
+
+    def too_few(self, silos: Collection[str]) -> str:
+        """Why not every kind of round can begin with `silos`, all that are enrolled, and what to do; "" where each
+        can."""
+        section, least = self.semi_supervised, self.schedule.min_silos
+        alone, of = section.who_trains.labelled_alone, f"of {len(silos)} enrolled silos"
+        labelled = sum(not section.without_labels(silo) for silo in silos)
+        unlabelled = len(silos) - labelled
+        wanting: tuple[tuple[bool, str], ...] = (
+            (
+                len(silos) < least,
+                f"has min_silos = {least} and {len(silos)} silos are enrolled: enrol more or lower it",
+            ),
+            (
+                not labelled,
+                f"has [semi_supervised] unlabelled = {section.unlabelled}, which names all {len(silos)} enrolled "
+                "silos, so that nobody has labels: leave some out of it, or enrol more",
+            ),
+            (
+                alone == "always" and labelled < least,
+                f"has min_silos = {least} and {labelled} {of} have labels: enrol more or lower it",
+            ),
+            (
+                alone == "in_turn" and labelled < section.min_labelled,
+                f"has [semi_supervised] min_labelled = {section.min_labelled} and {labelled} {of} have labels: enrol "
+                "more or lower it",
+            ),
+            (
+                alone == "in_turn" and unlabelled < least,
+                f"has min_silos = {least} for rounds of silos without labels, and {unlabelled} {of} have none: enrol "
+                "more or lower it",
+            ),
+        )
+        return next((f"plan {self.name} {why}" for short, why in wanting if short), "")
 
     @property
     def initial_model(self) -> Digest:

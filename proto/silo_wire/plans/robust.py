@@ -33,7 +33,8 @@ class RobustRule:
     """`key`, where there is one, is the key of `[aggregation]` that this rule reads, and `key_is` what it says.
 
     `least_silos` is the quorum below which the rule holds nothing off. `withstood` says in words what hostile silos
-    cannot do, in a round of so many silos. `carries` names the vectors that it keeps from round to round.
+    cannot do, in a round of so many silos. `carries` names the vectors that it keeps from round to round. `not_masked`
+    is why it does not go with masks.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RobustRule:
     why_so_many: str
     withstood: Callable[[RobustSettings, int], str]
     carries: tuple[str, ...] = ()
+    not_masked: str = "which compares single deltas, where masks show their sum alone"
 
 
 def trimmed_silos(share: float, silos: int) -> int:
@@ -130,6 +132,11 @@ CENTRED_CLIPPING: Final = RobustRule(
         f"each hostile one moves the mean by an L2 norm of at most {settings.clipping_radius / silos:.3g}"
     ),
     carries=(CENTRE,),
+    # Silos could cut their own deltas. What they put into a sum has to be the same function in every round: ADR 26.
+    not_masked=(
+        "whose centre is another one in each round: were silos to cut their own deltas around it, two sums would show "
+        "the delta of one that is cut in one of them alone, where max_delta_norm has silos cut around 0 in every round"
+    ),
 )
 
 NEAREST_NEIGHBOUR_MIXING: Final = RobustRule(

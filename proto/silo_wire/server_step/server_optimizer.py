@@ -23,7 +23,7 @@ Every tensor operation rounds once per element.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -123,6 +123,11 @@ def optimizer_named(
         case "adagrad":
             return Adagrad(learning_rate=learning_rate, tau=tau)
     raise ConfigurationError(f"server optimizer {name!r} is unknown: use one of {', '.join(OPTIMIZER_NAMES)}")
+
+
+def at_rate(optimizer: ServerOptimizer, rate: float) -> ServerOptimizer:
+    """The optimizer with `rate` times its learning rate."""
+    return optimizer if rate == 1.0 else replace(optimizer, learning_rate=rate * optimizer.learning_rate)
 
 
 def slots(optimizer: ServerOptimizer) -> dict[str, float]:

@@ -25,13 +25,15 @@ class ProcessLock:
     """`with ProcessLock(path, "coordinator"):` holds it; raises Conflict naming the holder when another process does.
 
     A holder that calls itself `brief`, a command that looks and ends, is waited for, up to PATIENCE_S: a coordinator
-    that starts while somebody asks for its status starts a moment later.
+    that starts while somebody asks for its status starts a moment later. Who is `patient` waits for whatever holder, as
+    long as it takes.
     """
 
-    def __init__(self, path: Path, purpose: str, *, brief: bool = False) -> None:
+    def __init__(self, path: Path, purpose: str, *, brief: bool = False, patient: bool = False) -> None:
         self._path = path
         self._purpose = purpose
         self._brief = brief
+        self._patient = patient
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
@@ -53,6 +55,8 @@ class ProcessLock:
         return self
 
     def _take(self, descriptor: int) -> None:
+        if self._patient:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX)
         last = time.monotonic() + PATIENCE_S
         while True:
             try:

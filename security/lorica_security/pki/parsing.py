@@ -4,6 +4,7 @@
 raise MalformedMessage here and nothing else anywhere later.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -41,6 +42,7 @@ def _is_pem(data: bytes) -> bool:
     return data.lstrip().startswith(b"-----BEGIN ")
 
 
+@lru_cache(maxsize=256)  # a peer shows the same one with each call; whether it holds is asked anew each time
 def parse_certificate(data: bytes) -> x509.Certificate:
     """The one certificate in `data`; raises MalformedMessage."""
     _check_size("certificate", data, MAX_CERTIFICATE_BYTES)

@@ -22,15 +22,18 @@ FREE_BYTES = 64 << 20
 """On disk, beyond models and updates: the journal, plans, logs of a service manager."""
 
 
-def check_free_memory(bundle: PlanBundle, free: int) -> str:
-    needed = BYTES_PER_PARAMETER * (bundle.layout.parameters * COPIES_IN_MEMORY)
+def check_free_memory(bundle: PlanBundle, free: int, *, silo: str = "") -> str:
+    """`silo`: this one, where it has a name so far."""
+    teacher = bundle.teacher_bytes(silo)
+    needed = BYTES_PER_PARAMETER * (bundle.layout.parameters * COPIES_IN_MEMORY) + teacher
     if bundle.base_layout is not None:
         needed += bundle.base_layout.total_bytes  # frozen: one copy, no gradient
     if free < needed:
         raise misconfigured(
             Mistake.MEMORY.value, f"about {mebibytes(needed)} of memory are needed, {mebibytes(free)} are free"
         )
-    return f"{mebibytes(free)} free, about {mebibytes(needed)} needed"
+    of_it = f", {mebibytes(teacher)} of it for a teacher" if teacher else ""
+    return f"{mebibytes(free)} free, about {mebibytes(needed)} needed{of_it}"
 
 
 def check_disk(

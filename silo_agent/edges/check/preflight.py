@@ -145,7 +145,8 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         checks.skip("memory", because="no plan was offered yet")
     else:
         offered = bundle
-        await run("memory", lambda: check_free_memory(offered, ground.free_memory()))
+        silo = credentials.silo if credentials else ""
+        await run("memory", lambda: check_free_memory(offered, ground.free_memory(), silo=silo))
     if settings is None:
         checks.skip(
             "disk",

@@ -51,7 +51,7 @@ def check_peers(folder: SiloFolder, credentials: SiloCredentials, rules: PolicyR
     with meaning(Mistake.PINS_DAMAGED.value):
         store = trust_store(folder, credentials, first_use=rules.trust_on_first_use)
         peers, trusted = store.peers(), store.trusted()
-    needed = max(rules.min_cohort, bundle.plan.schedule.min_silos if bundle else 0) - 1
+    needed = max(rules.min_cohort, bundle.plan.smallest_cohort if bundle else 0) - 1
     unconfirmed = sum(peer.how is How.FIRST_USE for peer in peers)
     found = f"{len(peers)} silos are pinned" + (f", {unconfirmed} of them on first use" if unconfirmed else "")
     if rules.trust_on_first_use:

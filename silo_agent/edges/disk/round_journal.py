@@ -107,7 +107,7 @@ class RoundJournal:
     def __init__(self, path: Path, *, updates: Path, silo: SiloName, synced: bool = True) -> None:
         self._path, self._updates, self._silo = path, updates, silo
         self._turn = threading.Lock()
-        _begin(path)
+        _begin(path, synced=synced)
         try:
             self._connection = _connect(path)
         except sqlite3.Error as error:
@@ -414,7 +414,7 @@ def _fact(connection: sqlite3.Connection, name: str) -> str | None:
     return None if row is None else str(row["value"])
 
 
-def _begin(path: Path) -> None:
+def _begin(path: Path, *, synced: bool) -> None:
     """Have a journal at `path`, whole from its first instant: commands look at one that an agent is about to begin."""
     if path.exists():
         return
@@ -424,8 +424,11 @@ def _begin(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     try:
-        with closing(_connect(made)) as connection, _committed(connection):
-            _make(connection)
+        with closing(_connect(made)) as connection:
+            if not synced:
+                connection.execute("PRAGMA synchronous=OFF")
+            with _committed(connection):
+                _make(connection)
         try:
             with suppress(FileExistsError):  # another process was first, with the same
                 os.link(made, path)

@@ -123,11 +123,15 @@ class ReleaseGroups:
 
     def _pin(self, offer: GroupsOffer, first: bool) -> None:
         """Pins move where the pinned key named a successor. Keys are taken on first use before the first link, and
-        never after."""
+        never after.
+
+        The file of pins is read once for all who come with the key that is pinned: it holds a line for each of them.
+        """
+        pins = self._trust.identities() if offer.identities else {}
         for one in offer.identities:
-            if one.silo == self._credentials.silo:
+            known = pins.get(one.silo)
+            if one.silo == self._credentials.silo or known == one.key:
                 continue
-            known = self._trust.identities().get(one.silo)
             self._trust.follow(one.silo, one.key, one.successions)
             if first and self._first_use:
                 self._trust.trusted_on_first_use(one.silo, one.key)

@@ -31,8 +31,8 @@ def party_of(
         if isinstance(order.message, Roster):
             known, successions = store.identities(), dict(order.successions)
             for silo, key in order.identities:
-                if silo == credentials.silo:
-                    continue
+                if silo == credentials.silo or known.get(silo) == key:
+                    continue  # the file of pins, a line for each of them, is read for those alone who changed
                 store.follow(silo, key, successions.get(silo, ()))
                 pinned = store.identities().get(silo)
                 if log is not None and pinned is not None and pinned != known.get(silo):

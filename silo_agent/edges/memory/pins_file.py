@@ -134,6 +134,11 @@ def check_peers(content: Peers, federation: FederationName, own: SiloName | None
         raise ConfigurationError("one key or this silo's own stands for two silos")
 
 
+def owners_of(content: Peers) -> dict[str, str]:
+    """Which silo each pinned key stands for: names by keys, in hexadecimal."""
+    return {line.identity_key: silo for silo, line in content.peers.items()}
+
+
 def new_line(key: Ed25519PublicKey, how: How, since: datetime) -> Line:
     return Line(identity_key=text_of_key(key), how=how, since=since)
 

@@ -41,6 +41,7 @@ from silo_agent.edges.memory.pins_file import (
     check_peers,
     key_of_text,
     new_line,
+    owners_of,
     pinned_peer,
     text_of_key,
 )
@@ -132,8 +133,8 @@ class TrustStore:
 
         def edit(content: Peers) -> Peers:
             nonlocal taken
-            changed, taken = self._added(content, silo, key, succession)
-            return changed
+            line, taken = self._added(content, owners_of(content), silo, key, succession)
+            return self._with(content, {silo: line})
 
         self._record.change(edit)
         return taken
@@ -142,16 +143,24 @@ class TrustStore:
         """Pin all of `keys`, or none: for who has compared a whole federation's; raises as `add` does."""
 
         def edit(content: Peers) -> Peers:
+            owners, lines = owners_of(content), dict[SiloName, Line]()
             for silo, key in keys.items():
-                content, _ = self._added(content, silo, key, None)
-            return content
+                lines[silo], _ = self._added(content, owners, silo, key, None)
+                owners[lines[silo].identity_key] = silo
+            return self._with(content, lines)
 
         self._record.change(edit)
 
     def _added(
-        self, content: Peers, silo: SiloName, key: Ed25519PublicKey, succession: bytes | None
-    ) -> tuple[Peers, Taken]:
-        self._check_free(content, silo, key)
+        self,
+        content: Peers,
+        owners: Mapping[str, str],
+        silo: SiloName,
+        key: Ed25519PublicKey,
+        succession: bytes | None,
+    ) -> tuple[Line, Taken]:
+        """The line of `silo` once `key` is pinned; `owners` says which silo each pinned key stands for."""
+        self._check_free(owners, silo, key)
         line = content.peers.get(silo)
         if line is None and succession is not None:
             raise StateError(
@@ -159,13 +168,13 @@ class TrustStore:
                 "then add it without a statement"
             )
         if line is None:
-            return self._with(content, silo, new_line(key, How.ADDED, self._now())), Taken.PINNED
+            return new_line(key, How.ADDED, self._now()), Taken.PINNED
         if line.identity_key == text_of_key(key):
             taken = Taken.KNOWN if line.how is How.ADDED else Taken.CONFIRMED
-            return self._with(content, silo, line.model_copy(update={"how": How.ADDED})), taken
+            return line.model_copy(update={"how": How.ADDED}), taken
         statement = self._succession(pinned_peer(silo, line), key, succession)
         step = Step(key=line.identity_key, statement=statement.hex())
-        return self._with(content, silo, line.followed(text_of_key(key), self._now(), [step])), Taken.SUCCEEDED
+        return line.followed(text_of_key(key), self._now(), [step]), Taken.SUCCEEDED
 
     def remove(self, silo: SiloName) -> None:
         """Pin nothing for this silo any longer, on first use neither; raises StateError where nothing is pinned."""
@@ -198,7 +207,7 @@ class TrustStore:
             if known is None:
                 return content
             try:
-                self._check_free(content, silo, key)
+                self._check_free(owners_of(content), silo, key)
                 steps = steps_between(
                     successions, identity=self._identity(silo), pinned=pinned_peer(silo, known).key, present=key
                 )
@@ -207,7 +216,7 @@ class TrustStore:
             if not steps:
                 return content
             back = [Step(key=text_of_key(one.predecessor), statement=one.statement.hex()) for one in reversed(steps)]
-            return self._with(content, silo, known.followed(text_of_key(key), self._now(), back))
+            return self._with(content, {silo: known.followed(text_of_key(key), self._now(), back)})
 
         self._record.change(edit)
 
@@ -222,7 +231,7 @@ class TrustStore:
 
         def edit(content: Peers) -> Peers:
             try:
-                self._check_free(content, silo, key)
+                self._check_free(owners_of(content), silo, key)
             except ConfigurationError as error:
                 raise PolicyRefusal(TRUSTED_PEERS, str(error)) from error
             known = content.peers.get(silo)
@@ -246,7 +255,7 @@ class TrustStore:
                     f"no key is pinned for silo {silo}, which comes with {self._text(silo, key)}: compare that with "
                     f"its people, then `silo-agent trust add {silo} KEY`",
                 )
-            return self._with(content, silo, new_line(key, How.FIRST_USE, self._now()))
+            return self._with(content, {silo: new_line(key, How.FIRST_USE, self._now())})
 
         self._record.change(edit)
 
@@ -256,19 +265,18 @@ class TrustStore:
         """Raises ConfigurationError or MalformedMessage for a file that this class would not have written."""
         check_peers(content, self._own.federation, SiloName(self._own.name), self._own_key)
 
-    def _check_free(self, content: Peers, silo: SiloName, key: Ed25519PublicKey) -> None:
+    def _check_free(self, owners: Mapping[str, str], silo: SiloName, key: Ed25519PublicKey) -> None:
         """Raises ConfigurationError when name or key belong to another pin: one silo could take two seats of a
         cohort."""
         if silo == self._own.name:
             raise ConfigurationError(f"{silo} is this silo itself: it needs no pin")
         if key == self._own_key:
             raise ConfigurationError(f"the key that silo {silo} is said to have is this silo's own")
-        text = text_of_key(key)
-        for other, line in content.peers.items():
-            if other != silo and line.identity_key == text:
-                raise ConfigurationError(
-                    f"the key that silo {silo} is said to have is pinned for silo {other}: one key stands for one silo"
-                )
+        other = owners.get(text_of_key(key), silo)
+        if other != silo:
+            raise ConfigurationError(
+                f"the key that silo {silo} is said to have is pinned for silo {other}: one key stands for one silo"
+            )
 
     def _succession(self, pinned: PinnedPeer, key: Ed25519PublicKey, succession: bytes | None) -> bytes:
         """`succession`, which the pinned key signed for `key`."""
@@ -289,11 +297,14 @@ class TrustStore:
             f"once its people confirm that the old key is lost, after `silo-agent trust remove {pinned.silo}`"
         )
 
-    def _with(self, content: Peers, silo: SiloName, line: Line) -> Peers:
-        if silo not in content.peers and len(content.peers) >= MOST_PEERS:
-            raise StateError(f"{MOST_PEERS} peers are pinned: remove some before silo {silo} is added")
-        removed = {name: when for name, when in content.removed.items() if name != silo}
-        peers = {**content.peers, silo: line}
+    def _with(self, content: Peers, lines: Mapping[SiloName, Line]) -> Peers:
+        peers = {**content.peers, **{str(silo): line for silo, line in lines.items()}}
+        if len(peers) > MOST_PEERS:
+            raise StateError(
+                f"{len(content.peers)} peers are pinned, {MOST_PEERS} is the most: remove some before "
+                f"{', '.join(sorted(set(lines) - set(content.peers))[:3])} can be added"
+            )
+        removed = {name: when for name, when in content.removed.items() if name not in lines}
         return content.model_copy(update={"federation": self._own.federation, "peers": peers, "removed": removed})
 
     def _text(self, silo: SiloName, key: Ed25519PublicKey) -> str:

@@ -3,7 +3,7 @@
 import gzip
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -108,8 +108,16 @@ class SiloSources:
         return target.shown
 
     def limits(self) -> Limits:
-        sql = self._settings.sql
-        return Limits(**sql.model_dump())
+        return Limits(**self._settings.sql.model_dump(exclude={"question_seconds", "round_seconds"}))
+
+    def filter_limits(self) -> tuple[Limits, float, float]:
+        """Of a statement that is tried in training, and seconds of one question's and of a round's."""
+        sql, limits = self._settings.sql, self.limits()
+        return (
+            replace(limits, seconds=min(limits.seconds, sql.question_seconds)),
+            sql.question_seconds,
+            sql.round_seconds,
+        )
 
     def _unpacked(self, packed: Path) -> Path:
         if not packed.is_file():

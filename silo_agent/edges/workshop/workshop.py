@@ -14,6 +14,7 @@ import torch
 from lorica_security.errors import DataError, LoricaError, PolicyRefusal, StateError, StorageError
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.silo.effects import MaskVector
+from silo_agent.edges.workshop.answers_tried import answers_tried, filters_here, required_database
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
@@ -99,8 +100,10 @@ class Workshop:
                 bundle, data, self._policy.silo, self._device(), model=model, own_entropy=self._own_entropy
             )
             trainer.encoded("train")
+        if filters_here(bundle.plan, self._policy.silo):
+            required_database(bundle.plan, self._sources)
         self._bundle, self._trainer = bundle, trainer
-        if self._executes(bundle):
+        if self._executes(bundle) or filters_here(bundle.plan, self._policy.silo):
             self._sources.check_database()
         return self._sources.summary()
 
@@ -128,7 +131,10 @@ class Workshop:
         if bundle.plan.privacy.level == "record":
             largest = trainer.largest_parameter(model_path=model.file, model=model.manifest, model_mark=model.mark)
             self._policy.check_private_model(bundle, largest)
-        with on_records():
+        with (
+            on_records(),
+            answers_tried(bundle.plan, self._policy.silo, self._sources) as answers,
+        ):
             update = trainer.train(
                 round_number=key.round,
                 model_path=model.file,
@@ -139,10 +145,14 @@ class Workshop:
                 told_before=told_before,
                 checkpoint_path=checkpoint_file,
                 checkpoint_every_s=self._checkpoint_every_s,
+                answers=answers,
                 on_progress=on_progress,
                 on_notice=notice,
                 should_stop=cancelled,
             )
+        if answers is not None:
+            # To this silo's own log: nobody else hears how many.
+            _log.info("answers-tried", round=key.round, **answers.counts)
         self._on_losses(key.round, losses)
         return TrainedUpdate(manifest=update.manifest, summary=update.summary, mark=update.mark)
 

@@ -161,7 +161,12 @@ class RoundWork:
         return self._allows(bundle)
 
     def _allows(self, bundle: PlanBundle) -> AsPlanned:
-        return AsPlanned(timetable=bundle.plan.timetable, tells_scores=self._gate.tells_scores)
+        return AsPlanned(
+            timetable=bundle.plan.timetable,
+            tells_scores=self._gate.tells_scores,
+            silo=self._gate.silo,
+            who=bundle.plan.semi_supervised.who_trains,
+        )
 
     async def _fetch_model(self, order: Train | Evaluate | Finished) -> ModelFetched:
         bundle = self._prepared(order.plan if isinstance(order, Finished) else order.key.plan)

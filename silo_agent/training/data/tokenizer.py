@@ -52,7 +52,7 @@ class TextTokenizer:
             )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._end = special.end
+        self.end = special.end
         unknown = self._tokenizer.encode("\U0010fffd").ids  # a private-use character, in no vocabulary
         self.unknown: int | None = unknown[-2] if len(unknown) > 1 else None
 
@@ -69,7 +69,17 @@ class TextTokenizer:
 
     def cut(self, ids: list[int], limit: int) -> list[int]:
         """`ids` with at most `limit` entries, the last of them the end token."""
-        return ids if len(ids) <= limit else [*ids[: limit - 1], self._end]
+        return ids if len(ids) <= limit else [*ids[: limit - 1], self.end]
+
+    def sentinels(self, most: int) -> list[int]:
+        """What stands for text that was taken out, in order: T5's own tokens for it, or for as many as that the piece
+        for the unknown; nothing where there is neither."""
+        known = list[int]()
+        while len(known) < most and (own := self._tokenizer.token_to_id(f"<extra_id_{len(known)}>")) is not None:
+            known.append(own)
+        if known:
+            return known
+        return [] if self.unknown is None else [self.unknown] * most
 
     def decode(self, sequences: Iterable[Sequence[int]]) -> list[str]:
         """The text of each sequence, special tokens left out, spaces as they are."""

@@ -7,8 +7,9 @@ summed over the vocabulary. Loss "answer": cross entropy of the answer. Either i
 effective batch, as the task loss is.
 
 A question whose answer the teacher is less sure of than `min_confidence`, as the geometric mean of its tokens'
-probabilities, adds a loss of zero, and its tokens count in the mean: the batch is no smaller, whatever is passed over.
-Nothing is read of a question but its input.
+probabilities, or whose answer the silo's own database does not bear out (answer_filter.py), adds a loss of zero, and
+its tokens count in the mean: the batch is no smaller, whatever is passed over. Nothing is read of a question but its
+input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,9 @@ from silo_agent.training.task_loss import encoded_inputs, target_logits
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 from silo_wire.plans.sections.training import TrainingSection
 
+Counts = Callable[[Sequence[list[int]], Callable[[], bool]], bool]
+"""(token ids of one question's answers, should_stop) -> whether the first of them counts."""
+
 
 class Consistency:
     """What an optimizer step at a silo without labels lowers, in place of the task loss (local_trainer.Objective)."""
@@ -41,7 +45,10 @@ class Consistency:
         examples: EncodedExamples,
         training: TrainingSection,
         section: SemiSupervisedSection,
+        counts: Counts | None = None,
     ) -> None:
+        """`counts` says of each question, by its answers, whether the first of them counts; None: all do."""
+        self._counts = counts
         self._model, self._examples, self._training, self._section = model, examples, training, section
         self._device = student[0].device
         self._teacher = Teacher(student, decay=section.ema_decay if section.teacher == "ema" else 1.0)
@@ -52,12 +59,12 @@ class Consistency:
         Raises TrainingStopped.
         """
         batches = [self._answered(indices, should_stop) for indices in group]
-        tokens = sum(batch.target_tokens for batch in batches)
+        tokens = sum(batch.target_tokens for batch, _ in batches)
         total = torch.zeros((), device=self._device)
-        for batch in batches:
+        for batch, kept in batches:
             if should_stop():
                 raise TrainingStopped
-            said = self._said(batch)
+            said = self._said(batch, kept)
             with autocast(self._device, self._training.precision):
                 loss = self._loss(batch, said)
             torch.autograd.backward(loss / tokens)
@@ -70,35 +77,46 @@ class Consistency:
     def kept(self) -> Sequence[torch.Tensor]:
         return self._teacher.tensors
 
-    def _answered(self, indices: Sequence[int], should_stop: Callable[[], bool]) -> Batch:
-        """The questions at `indices`, with the teacher's answers as labels."""
+    def _answered(self, indices: Sequence[int], should_stop: Callable[[], bool]) -> tuple[Batch, list[bool]]:
+        """The questions at `indices`, with the teacher's answers as labels, and which of these count."""
         config = self._model.config
         most = self._training.max_output_tokens
         batch = collate(self._examples, indices, pad=config.pad_token_id, device=self._device)
+        more = self._section.samples - 1 if self._counts is not None and self._section.filter == "agrees" else 0
         with self._teacher.in_its_place(self._model):
-            answers = generated(
-                self._model,
-                encoded_inputs(self._model, batch),
-                batch.attention_mask,
-                beams=1,
-                max_new_tokens=most,
-                should_stop=should_stop,
-            )
+            encoded = encoded_inputs(self._model, batch)
+            samples = [
+                generated(
+                    self._model,
+                    encoded,
+                    batch.attention_mask,
+                    beams=1,
+                    max_new_tokens=most,
+                    should_stop=should_stop,
+                    drawn=number > 0,
+                )
+                for number in range(1 + more)
+            ]
+        answers = samples[0]
+        kept = [True] * len(answers)
+        if self._counts is not None:
+            kept = [self._counts(of_one, should_stop) for of_one in zip(*samples, strict=True)]
         targets = [[*answer, config.eos_token_id] if len(answer) < most else answer for answer in answers]
         labels = np.full((len(targets), max(map(len, targets))), IGNORED, dtype=np.int64)
         for row, target in zip(labels, targets, strict=True):
             row[: len(target)] = target
         tokens = sum(map(len, targets))
-        return replace(batch, labels=torch.from_numpy(labels).to(self._device), target_tokens=tokens)
+        return replace(batch, labels=torch.from_numpy(labels).to(self._device), target_tokens=tokens), kept
 
-    def _said(self, batch: Batch) -> "_Said":
+    def _said(self, batch: Batch, kept: Sequence[bool]) -> "_Said":
         with self._teacher.in_its_place(self._model):
             logits, targets = target_logits(self._model, batch)
             probabilities = logits.softmax(-1)  # as of the student: where the two agree, to the last bit
             logs = probabilities.gather(1, targets[:, None])[:, 0].log()
             lengths: list[int] = (batch.labels != IGNORED).sum(dim=1).tolist()
             sure = [
-                own.mean().exp().ge(self._section.min_confidence).expand(len(own)) for own in torch.split(logs, lengths)
+                (own.mean().exp().ge(self._section.min_confidence) & counts).expand(len(own))
+                for own, counts in zip(torch.split(logs, lengths), kept, strict=True)
             ]
             return _Said(probabilities, torch.cat(sure))
 

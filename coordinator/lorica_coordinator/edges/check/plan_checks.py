@@ -77,6 +77,8 @@ def cohort(found: Found) -> str:
             Mistake.TOO_FEW.value,
             f"{enrolled} silos are enrolled, plan {plan.name} has min_silos = {plan.schedule.min_silos}",
         )
+    if wrong := plan.too_few([entry.silo for entry in found.silos]):
+        raise misconfigured(Mistake.TOO_FEW.value, wrong)
     if plan.aggregation.secure_aggregation:
         # Here, not above: numpy, which it brings, is for plans with masks alone.
         from silo_wire.codecs.secure_codec import MAX_COHORT

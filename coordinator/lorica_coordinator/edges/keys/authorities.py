@@ -68,6 +68,7 @@ class Authorities:
         """`since`: when the set of them changed last, Unix seconds, rising with each change."""
         self._folder = folder
         self._standing = (members, since)  # replaced whole: other threads read it
+        self._digest = (tuple[Member, ...](), b"")  # of which members, and what it is; replaced whole as well
         self._issuing = issuing
 
     @property
@@ -113,6 +114,16 @@ class Authorities:
         """The same, and since when."""
         members, since = self._standing
         return TrustBundle(tuple(member.certificate for member in members)), since
+
+    @property
+    def trust_digest(self) -> bytes:
+        """Of `trust`; computed anew only where the authorities changed, since each order of each silo asks for it."""
+        members, _ = self._standing
+        of, known = self._digest
+        if of is not members:
+            known = TrustBundle(tuple(member.certificate for member in members)).digest
+            self._digest = members, known
+        return known
 
     @property
     def with_chains(self) -> bytes:

@@ -155,7 +155,7 @@ class KeyStore:
 
     @property
     def trust_digest(self) -> bytes:
-        return self.trust.digest
+        return self.authorities.trust_digest
 
     @property
     def trusted(self) -> Trusted:

@@ -21,10 +21,11 @@ from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import IntegrityError
 from silo_wire.canonical import Digest
 from silo_wire.plans.adapters import Turns
+from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
-from silo_wire.server_step.server_optimizer import ServerOptimizer, slots
+from silo_wire.server_step.server_optimizer import ServerOptimizer, at_rate, slots
 
 
 class Source(Protocol):
@@ -95,7 +96,7 @@ class NextModel:
     """Makes the models of one plan, on `device`, and stores them in `models`.
 
     `carries` names the vectors that a reducer keeps from round to round, zero at first; they are slots of the state
-    beside the optimizer's.
+    beside the optimizer's. `who` trains in which round says how much of a mean delta is applied.
     """
 
     def __init__(
@@ -107,11 +108,13 @@ class NextModel:
         slab_elements: int,
         carries: Sequence[str] = (),
         turns: Turns,
+        who: WhoTrains = EVERYBODY,
     ) -> None:
         self._models = models
         self._optimizer = optimizer
         self.device = device
         self._turns = turns
+        self._who = who
         self.slab_elements = slab_elements
         self._fills = {**slots(optimizer), **dict.fromkeys(carries, 0.0)}
 
@@ -120,10 +123,15 @@ class NextModel:
         state = self._models.state(model)
         return BaseModel(self._models.master(model, state), state, self._fills)
 
-    def made(self, base: BaseModel, deltas: Deltas, *, round_number: int) -> Digest:
-        """The model that this round makes, stored with its optimizer state. Raises what `deltas` and ModelStore.add
-        raise; nothing is stored then."""
-        with closing(self._slabs(base, deltas, round_number)) as slabs:
+    def rate(self, round_number: int, silos: int) -> float:
+        """What the mean delta of `silos` silos is multiplied by in this round, beside the optimizer's rate."""
+        return self._who.server_rate(round_number, silos)
+
+    def made(self, base: BaseModel, deltas: Deltas, *, round_number: int, silos: int) -> Digest:
+        """The model that this round makes of the updates of `silos` silos, stored with its optimizer state. Raises what
+        `deltas` and ModelStore.add raise; nothing is stored then."""
+        optimizer = at_rate(self._optimizer, self.rate(round_number, silos))
+        with closing(self._slabs(base, deltas, optimizer, round_number)) as slabs:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
             return self._models.add(slabs, slots=names, steps=base.state.steps + 1)
 
@@ -131,14 +139,16 @@ class NextModel:
         """The elements of every slab but the last one."""
         return min(self.slab_elements, base.elements, deltas.most_elements or base.elements)
 
-    def _slabs(self, base: BaseModel, deltas: Deltas, round_number: int) -> Generator[Slab, None, None]:
+    def _slabs(
+        self, base: BaseModel, deltas: Deltas, optimizer: ServerOptimizer, round_number: int
+    ) -> Generator[Slab, None, None]:
         """The new model and its state; each slab is good until the next one is asked for."""
         of_one_slab = 1 + len(base.fills) + self._models.keeps_master
         # One slab is computed, one is written, one is read, and so is the next delta while another one is added.
         elements = self._longest(base, deltas)
         buffers = SlabBuffers(3 * of_one_slab + 2, elements * torch.float32.itemsize, self.device)
         reading = ahead(self._read(base, deltas, buffers), buffers.close)
-        computing = self._computed(reading, base, deltas, buffers, round_number)
+        computing = self._computed(reading, base, deltas, optimizer, buffers, round_number)
         with closing(ahead(computing, buffers.close)) as computed:
             for done in computed:
                 for buffer in done.buffers:
@@ -198,6 +208,7 @@ class NextModel:
         read: Generator["_Slab | SlabBuffer", None, None],
         base: BaseModel,
         deltas: Deltas,
+        optimizer: ServerOptimizer,
         buffers: SlabBuffers,
         round_number: int,
     ) -> Generator["_Slab", None, None]:
@@ -211,7 +222,7 @@ class NextModel:
                 values = self._values(read, slab.elements, deltas, buffers)
                 memory, number = scratch.first(slab.elements), base.state.steps + 1
                 with at_rest((model, *state.values()), self._turns.resting(round_number, begin, slab.elements)):
-                    deltas.step(model, values, self._optimizer, state, number, memory)
+                    deltas.step(model, values, optimizer, state, number, memory)
                 begin += slab.elements
                 if slab.published is not None:
                     round_to_bfloat16(model, slab.published.values(slab.elements, torch.bfloat16))

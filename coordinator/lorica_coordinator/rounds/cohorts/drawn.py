@@ -24,10 +24,11 @@ def place(plan: Digest, round_number: int, attempt: int, silos: tuple[SiloName, 
 
 def drawn(course: Course, round_number: int, attempt: int, ready: frozenset[SiloName]) -> frozenset[SiloName]:
     """The silos of a training round among those that are `ready`: all of them where the plan draws none, or where K or
-    fewer are there, and in the closing round, in which nobody trains.
+    fewer are there, in the closing round, in which nobody trains, and where silos with labels train in turn.
     """
     size = course.terms.cohort_size
-    if not size or len(ready) <= size or round_number > course.terms.rounds:
+    of_all = course.terms.takes_turns and course.terms.who_trains.labelled_round(round_number)
+    if not size or len(ready) <= size or round_number > course.terms.rounds or of_all:
         return ready
     masked = course.terms.secure_aggregation and course.groups is not None
     units = course.groups.groups if masked and course.groups is not None else [(silo,) for silo in sorted(ready)]
@@ -37,6 +38,6 @@ def drawn(course: Course, round_number: int, attempt: int, ready: frozenset[Silo
         key=lambda unit: place(course.terms.plan, round_number, attempt, unit),
     ):
         chosen |= frozenset(unit)
-        if len(chosen) >= size and wanting(course, chosen) is None:
+        if len(chosen) >= size and wanting(course, chosen, round_number) is None:
             return chosen
     return ready

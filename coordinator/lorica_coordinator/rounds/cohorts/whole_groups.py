@@ -48,27 +48,30 @@ class Wanting:
         return says
 
 
-def wanting(course: Course, silos: frozenset[SiloName], *, barred: frozenset[SiloName] = frozenset()) -> Wanting | None:
+def wanting(
+    course: Course, silos: frozenset[SiloName], round_number: int, *, barred: frozenset[SiloName] = frozenset()
+) -> Wanting | None:
     """None: a sum can come out of `silos`, or nothing is masked, or no release groups are known."""
     terms, groups = course.terms, course.groups
+    quorum = terms.quorum(round_number)
     if not terms.secure_aggregation or groups is None:
         return None
     there = silos & groups.members
     threshold = threshold_for(len(there), colluders=terms.colluders, asked=terms.threshold)
-    if len(there) >= terms.min_silos and (
+    if len(there) >= quorum and (
         groups.least_sum(there, threshold=threshold, min_survivors=terms.min_survivors) is not None
     ):
         return None
     broken = tuple(
         (group, tuple(silo for silo in group if silo not in there))
         for group in groups.groups
-        if not there.issuperset(group)
+        if not there.issuperset(group) and terms.taking_part(frozenset(group), round_number, training=True)
     )
     absent = {silo for _, lacks in broken for silo in lacks}
     return Wanting(
         there=len(there),
         broken=broken,
-        needed=terms.min_survivors if broken else max(terms.min_survivors, terms.min_silos, threshold),
+        needed=terms.min_survivors if broken else max(terms.min_survivors, quorum, threshold),
         gone=tuple(sorted(absent - course.population)),
         barred=tuple(sorted(absent & barred)),
     )
@@ -82,5 +85,7 @@ def awaited_groups(state: State) -> Wanting | None:
     if opening.task is not Task.TRAINING:
         return None
     barred = course.barred_in(opening.round)
-    present = course.ready - barred
-    return None if len(present) < course.terms.min_silos else wanting(course, present, barred=barred)
+    present = course.terms.taking_part(course.ready, opening.round, training=True) - barred
+    if len(present) < course.terms.quorum(opening.round):
+        return None
+    return wanting(course, present, opening.round, barred=barred)

@@ -20,9 +20,9 @@ from lorica_coordinator.rounds.events import Aggregated, AggregationFailed, Budg
 from lorica_coordinator.rounds.phases.abandoning import abandon
 from lorica_coordinator.rounds.phases.checks import check_key
 from lorica_coordinator.rounds.phases.entry import enter_aggregating, enter_evaluating
-from lorica_coordinator.rounds.phases.gathering import next_round
+from lorica_coordinator.rounds.phases.gathering import gather, next_round
 from lorica_coordinator.rounds.scores import BestModel
-from lorica_coordinator.rounds.states import Aggregating, Course, Finished
+from lorica_coordinator.rounds.states import Aggregating, Course, Finished, Opening, Task
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import WrongTime
 
@@ -45,9 +45,13 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     effects.append(RetainModels.of(course))
     if result.last and state.round < course.terms.rounds:  # of a plan that has no evaluations
         return Finished(course=course, reason=SPENT), tuple(effects)
-    scored = course.terms.scored(state.silos) if course.terms.evaluation_due(state.round) else ()
+    due = course.terms.evaluation_due(state.round)
+    scored = course.terms.scored(state.silos) if due else ()
     if scored:
         after, further = enter_evaluating(course, state.round, state.attempt, scored, event.now)
+    elif due and course.terms.takes_turns:  # nobody of this round has scores, and others of the plan have
+        opening = Opening(round=state.round, attempt=state.attempt, task=Task.EVALUATION)
+        after, further = gather(course, opening, started=True, now=event.now)
     else:
         after, further = next_round(course, state.round, event.now)
     return after, (*effects, *further)
@@ -61,7 +65,7 @@ def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, l
     scores = event.result.scores
     told = scores is not None and scores.questions > 0
     score = BestModel.summed(course.model, made_in, scores) if scores is not None and told else None
-    counted = told and len(state.silos) >= course.terms.min_silos
+    counted = told and len(state.silos) >= course.terms.quorum(state.round)
     is_best = score is not None and counted and score.beats(course.best)
     key, effects = course.key(made_in, 1), list[Effect]()
     if made_in == 0:  # no round of its own had a row for it
@@ -81,7 +85,7 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
     refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason)
-    if state.masked is None and len(left) >= state.course.terms.min_silos:
+    if state.masked is None and len(left) >= state.course.terms.quorum(state.round):
         after, effects = enter_aggregating(state.course, state.round, state.attempt, left)
     else:
         after, effects = abandon(

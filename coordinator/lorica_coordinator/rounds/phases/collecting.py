@@ -106,9 +106,9 @@ def decline_training(state: Collecting, event: SiloDeclined) -> Step:
 
 def settle_collecting(state: Collecting, now: float) -> Step:
     """Stay, or go on once all have settled, or abandon where no sum can come out any more."""
-    least = state.course.terms.min_silos
+    least = state.course.terms.quorum(state.round)
     left = frozenset(outstanding(state.cohort, (item.silo for item in state.declined)))
-    lacking = wanting(state.course, left) if state.declined else None
+    lacking = wanting(state.course, left, state.round) if state.declined else None
     if len(left) < least or lacking is not None:
         says = f"fewer than {least} silos are left" if lacking is None else lacking.in_words
         reasons = "; ".join(f"{item.silo}: {item.reason.value} {item.detail}".rstrip() for item in state.declined)
@@ -136,7 +136,7 @@ def collecting_deadline(state: Collecting, event: DeadlinePassed) -> Step:
     dropped = tuple(
         SiloDropped(key=state.key, silo=silo, outcome="late", detail="no update before the deadline") for silo in late
     )
-    least, done = state.course.terms.min_silos, len(state.updates) + len(state.trained)
+    least, done = state.course.terms.quorum(state.round), len(state.updates) + len(state.trained)
     if done >= least:
         after, effects = _collected(state, event.now)
     else:

@@ -33,37 +33,42 @@ def gather(
     """Wait for silos, or open at once when all are there; `deadline` is the one that runs already, `left` as in
     Gathering.
     """
-    left_out = _left_out(course, opening)
-    if not started or course.paused or not _suffice(course, opening.task, course.ready - left_out):
+    present = _taking_part(course, opening, course.ready)
+    awaited = _taking_part(course, opening, course.population - course.unawaited)
+    if not started or course.paused or not _suffice(course, opening, present):
         deadline = None
-    elif everyone_is_ready(population=course.population - course.unawaited - left_out, ready=course.ready - left_out):
+    elif everyone_is_ready(population=awaited, ready=present):
         return _open(course, opening, now)
     elif deadline is None:
         deadline, left = now + (course.terms.gathering_deadline_s if left is None else left), None
     return Gathering(course=course, opening=opening, started=started, deadline=deadline, left=left), ()
 
 
-def _suffice(course: Course, task: Task, silos: frozenset[SiloName]) -> bool:
+def _suffice(course: Course, opening: Opening, silos: frozenset[SiloName]) -> bool:
     """Whether a quorum is among `silos`, and what is asked of them can come to something."""
-    if len(silos) < course.terms.min_silos:
+    training = opening.task is Task.TRAINING
+    if len(silos) < course.terms.quorum(opening.round, training=training):
         return False
-    return task is not Task.TRAINING or wanting(course, silos) is None
+    return not training or wanting(course, silos, opening.round) is None
 
 
-def _left_out(course: Course, opening: Opening) -> frozenset[SiloName]:
-    return course.barred_in(opening.round) if opening.task is Task.TRAINING else frozenset()
+def _taking_part(course: Course, opening: Opening, silos: frozenset[SiloName]) -> frozenset[SiloName]:
+    """Those of `silos` that the opening is for and that are not left out of it."""
+    training = opening.task is Task.TRAINING
+    asked = course.terms.taking_part(silos, opening.round, training=training)
+    return asked - course.barred_in(opening.round) if training else asked
 
 
 def gathering_deadline(state: Gathering, event: DeadlinePassed) -> Step:
     """Open without who is absent, and await them no more until they declare readiness."""
     check_deadline(state, event)
     course = state.course
-    absent = course.population - course.ready - _left_out(course, state.opening)
+    absent = _taking_part(course, state.opening, course.population - course.ready)
     return _open(replace(course, unawaited=course.unawaited | absent), state.opening, event.now)
 
 
 def _open(course: Course, opening: Opening, now: float) -> Step:
-    present = course.ready - _left_out(course, opening)
+    present = _taking_part(course, opening, course.ready)
     if opening.task is Task.EVALUATION:
         if scored := course.terms.scored(cohort_of(present)):
             return enter_evaluating(course, opening.round, opening.attempt, scored, now)

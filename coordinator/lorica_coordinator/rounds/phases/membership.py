@@ -65,7 +65,7 @@ def _without_in_what_was_stopped(state: Stopped, event: SiloRevoked) -> Step:
     opening = state.opening
     key = state.course.key(opening.round, opening.attempt)
     dropped = SiloDropped(key=key, silo=event.silo, outcome="refused", detail=event.reason)
-    if len(updates) >= state.course.terms.min_silos:
+    if len(updates) >= state.course.terms.quorum(opening.round):
         return replace(state, updates=updates), (dropped,)
     abandoned = RoundAbandoned(key=key, cause=Cause.REVOKED, reason=f"silo {event.silo} was {event.reason}")
     after = Stopped(course=state.course, opening=replace(opening, attempt=opening.attempt + 1))

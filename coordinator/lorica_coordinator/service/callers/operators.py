@@ -100,31 +100,23 @@ class ForOperators(FederationParts):
             opened = await self._desk.opened(there.plan)  # as it began, whatever became of its folder
         else:
             opened = await self._desk.compile(name or (DEFAULT_PLAN if course is None else course.terms.name))
-        plan, terms = opened.bundle.plan, terms_of(opened.bundle.plan)
+        plan = opened.bundle.plan
         known = course is not None and course.terms.plan == opened.digest
         if not known:
             await self._check_unused(opened)
         check_start(self._loop.state, plan=opened.digest, name=plan.name, leave=leave)
         population = population_of(self._loop.state)
-        enrolled = len(population)
-        if enrolled < plan.schedule.min_silos:
-            raise StateError(
-                f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and {enrolled} silos are enrolled: "
-                "enrol more or lower it"
-            )
-        if not terms.scored(population):
-            raise StateError(
-                f"plan {plan.name} has [semi_supervised] unlabelled = {list(plan.semi_supervised.unlabelled)}, which "
-                f"names all {enrolled} enrolled silos, so that nobody has labels: leave some out of it, or enrol more"
-            )
+        if wrong := plan.too_few(population):
+            raise StateError(wrong)
         if plan.aggregation.secure_aggregation:  # silos sign while they train
-            await self.groups.propose_first(population, colluders=plan.aggregation.colluders)
+            groups = plan.semi_supervised.who_trains.kinds(population)
+            await self.groups.propose_first(groups, colluders=plan.aggregation.colluders)
         # A plan that is known goes on from where it is: the machine looks at no model then.
         model = course.model if course is not None and known else await self._desk.store_initial(opened)
         state = await self._loop.post(
             PlanStarted(
                 now=self._loop.now(),
-                terms=terms,
+                terms=terms_of(plan),
                 model=model,
                 signature=self._sign_initial(opened.digest, model),
                 leave=leave,

@@ -30,10 +30,10 @@ async def masking_opened(
     key = command.key
     opened = await desk.opened(key.plan)
     plan = opened.bundle.plan
-    section, schedule = plan.aggregation, plan.schedule
+    section = plan.aggregation
     enrolled = await threads.store(store.silos)
     allowed = [item.silo for item in enrolled if item.revoked_unix_s is None]
-    await groups.propose_first(allowed, colluders=section.colluders)
+    await groups.propose_first(plan.semi_supervised.who_trains.kinds(allowed), colluders=section.colluders)
     attempt = Attempt(
         federation=FederationName(key.federation),
         plan=bytes.fromhex(key.plan),
@@ -45,7 +45,7 @@ async def masking_opened(
         model=bytes.fromhex(command.model),
         ranges=CLOSING_RANGES if command.closing else ranges_of(opened.bundle),
         link=groups.require_head(colluders=section.colluders),
-        min_cohort=schedule.min_silos,
+        min_cohort=plan.smallest_cohort,
         min_survivors=section.min_survivors,
         colluders=section.colluders,
         threshold=section.threshold or None,

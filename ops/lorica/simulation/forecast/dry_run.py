@@ -6,7 +6,7 @@ would refuse is named with its reason, and with what a plan lacks, in `problems`
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def dry_run(
     """
     bundle = compile_plan(plan_folder)
     threads = threads_of_a_worker(threads, min(workers, len(silos)))
-    problems = list(_of_the_cohort(bundle, len(silos)))
+    problems = list(_of_the_cohort(bundle, silos))
     counts: list[SiloCounts] = []
     times: dict[SiloName, SiloTimes] = {}
     make_folder(out)
@@ -93,9 +93,12 @@ def dry_run(
     )
 
 
-def _of_the_cohort(bundle: PlanBundle, silos: int) -> Iterator[str]:
-    plan = bundle.plan
-    if silos < plan.schedule.min_silos:
+def _of_the_cohort(bundle: PlanBundle, names: Collection[str]) -> Iterator[str]:
+    plan, silos = bundle.plan, len(names)
+    if silos >= plan.schedule.min_silos:
+        if wrong := plan.too_few(names):
+            yield wrong
+    else:
         yield (
             f"plan {plan.name} has min_silos = {plan.schedule.min_silos} and there are {silos} silos: add some, or "
             "make a plan for fewer"
@@ -142,7 +145,16 @@ class _Bench:
         )
         work = self._work / "update"
         work.mkdir(exist_ok=True)
-        times = measured(trainer, self._model, self._start, plan=plan, sources=sources, executes=executes, work=work)
+        times = measured(
+            trainer,
+            self._model,
+            self._start,
+            plan=plan,
+            silo=policy.silo,
+            sources=sources,
+            executes=executes,
+            work=work,
+        )
         return counts, times
 
     def _stored(self, file: Path, initial: str, layout: Layout, published: Layout) -> RoundModel:

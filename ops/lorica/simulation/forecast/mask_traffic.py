@@ -79,7 +79,7 @@ class _Cohort:
             model=bytes.fromhex(self._model),
             link=first_link(FederationName(plan.federation), Partition.of([silos])),
             ranges=ranges_of(bundle),
-            min_cohort=plan.schedule.min_silos,
+            min_cohort=plan.smallest_cohort,
             min_survivors=section.min_survivors,
             colluders=section.colluders,
             threshold=section.threshold or None,

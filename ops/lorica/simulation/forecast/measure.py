@@ -15,12 +15,15 @@ import torch
 
 from lorica.memory_readings import memory_bytes, reset_peak
 from lorica.simulation.forecast.estimate import SiloTimes, evaluations_of
+from lorica_security.identifiers import SiloName
+from silo_agent.edges.workshop.answers_tried import answers_tried
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import RoundModel
 from silo_agent.sql_sandbox import Sandbox
 from silo_agent.training.evaluation import in_sandbox
 from silo_agent.training.model.plan_model import PlanModel
+from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.plans.plan import Plan
 from silo_wire.transport import give_memory_back
@@ -41,6 +44,7 @@ def measured(
     round_model: RoundModel,
     *,
     plan: Plan,
+    silo: SiloName,
     sources: SiloSources,
     executes: bool,
     work: Path,
@@ -55,7 +59,8 @@ def measured(
     on_gpu = model.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(model.device)
-    beside_s, step_s = _training(trainer, plan, round_model, work, clock)
+    with answers_tried(plan, silo, sources) as answers:
+        beside_s, step_s = _training(trainer, plan, round_model, work, clock, answers)
     example_s = 0.0
     if evaluations_of(plan) and trainer.encoded("dev"):  # none where the silo has no labels
         model.load(round_model.file, round_model.manifest, round_model.mark)  # which does not grow with the examples
@@ -64,7 +69,9 @@ def measured(
     return SiloTimes(step_s=step_s, beside_steps_s=beside_s, example_s=example_s, peak_bytes=peak)
 
 
-def _training(trainer: SiloTrainer, plan: Plan, model: RoundModel, work: Path, clock: Clock) -> tuple[float, float]:
+def _training(
+    trainer: SiloTrainer, plan: Plan, model: RoundModel, work: Path, clock: Clock, answers: AnswerFilter | None
+) -> tuple[float, float]:
     """Seconds of a round's training apart from its steps, and of one optimizer step."""
     batches: list[float] = []
     steps: list[float] = []
@@ -82,6 +89,7 @@ def _training(trainer: SiloTrainer, plan: Plan, model: RoundModel, work: Path, c
             model=model.manifest,
             model_mark=model.mark,
             update_path=work / "update",
+            answers=answers,
             on_progress=lambda fraction, loss: steps.append(clock()),
             should_stop=should_stop,
         )

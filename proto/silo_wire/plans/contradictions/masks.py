@@ -93,23 +93,28 @@ def _of_cohorts_that_do_not_hold(plan: PlanValues) -> Iterator[str]:
     # Here, not above: numpy, which this brings, is for plans with masks alone.
     from lorica_security.secure_aggregation import parameters
 
-    wanted, silos = plan.aggregation, plan.schedule.min_silos
+    wanted, silos = plan.aggregation, plan.smallest_cohort
+    key = "[schedule] min_silos" if silos == plan.schedule.min_silos else "[semi_supervised] min_labelled"
     colluders, threshold = wanted.colluders, wanted.threshold
     if silos < parameters.LEAST_COHORT:  # what is asked of the others follows from it
         yield (
-            f"[schedule] min_silos = {silos} is too few for secure aggregation, since a sum of two shows each the "
+            f"{key} = {silos} is too few for secure aggregation, since a sum of two shows each the "
             f"other: raise it to at least {parameters.LEAST_COHORT}"
         )
         return
     least = parameters.least_survivors(colluders)
     if not least <= wanted.min_survivors <= silos:
         yield (
-            f"[aggregation] min_survivors = {wanted.min_survivors} does not hold with min_silos = {silos} and "
-            f"colluders = {colluders}: set it to at least {least}, and min_silos to no less"
+            f"[aggregation] min_survivors = {wanted.min_survivors} does not hold with {_name(key)} = {silos} and "
+            f"colluders = {colluders}: set it to at least {least}, and {_name(key)} to no less"
         )
     # More is asked of the threshold nowhere: a cohort that needs a higher one has it raised (parameters.Terms).
     if threshold and not parameters.LEAST_COHORT <= threshold <= silos:
         yield (
-            f"[aggregation] threshold = {threshold} does not hold with min_silos = {silos}: set "
+            f"[aggregation] threshold = {threshold} does not hold with {_name(key)} = {silos}: set "
             f"{parameters.LEAST_COHORT} to {silos}, or 0 for the default of each cohort"
         )
+
+
+def _name(key: str) -> str:
+    return key.rpartition(" ")[2]

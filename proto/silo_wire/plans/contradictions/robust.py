@@ -19,7 +19,7 @@ def of_reducer(plan: PlanValues) -> Iterator[str]:
             )
     if rule is None:
         return
-    for key, has, needed, why in _unlike_robust(plan):
+    for key, has, needed, why in _unlike_robust(plan, rule):
         yield (
             f'{key} = {has} does not go with [aggregation] reducer = "{rule.name}", {why}: set it to {needed}, or '
             f'reducer to "{MEAN}"'
@@ -27,7 +27,7 @@ def of_reducer(plan: PlanValues) -> Iterator[str]:
     yield from _of_its_silos(plan, rule)
 
 
-def _unlike_robust(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
+def _unlike_robust(plan: PlanValues, rule: RobustRule) -> Iterator[tuple[str, str, str, str]]:
     """Key, value, what it must be and why."""
     aggregation = plan.aggregation
     if aggregation.weighs is not EQUAL:
@@ -41,12 +41,7 @@ def _unlike_robust(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
         if value := getattr(aggregation, cap):
             yield f"[aggregation] {cap}", f"{value:g}", "0", "under which all silos weigh the same"
     if aggregation.secure_aggregation:
-        yield (
-            "[aggregation] secure_aggregation",
-            "true",
-            "false",
-            "which compares single deltas, where masks show their sum alone",
-        )
+        yield "[aggregation] secure_aggregation", "true", "false", rule.not_masked
     if plan.privacy.level == "silo":
         yield (
             "[privacy] level",

@@ -77,6 +77,11 @@ def _of_the_initial_model(plan: PlanValues) -> Iterator[str]:
 def _of_adapters(plan: PlanValues) -> Iterator[str]:
     """They have a base, and nothing else has; what is fixed of them is named."""
     section = plan.adapters
+    if section.train != "both" and not section.rank:
+        yield (
+            f'[adapters] train = "{section.train}" says how adapters are trained, and with rank = 0 the plan has none: '
+            "set rank above 0, or leave train out"
+        )
     named = {"base": plan.model.base is not None, BASE_LAYOUT_FILE: BASE_LAYOUT_FILE in plan.model.files}
     for what, is_there in named.items():
         if is_there != bool(plan.adapters.rank):

@@ -62,7 +62,7 @@ class CentredClipping(Robust):
             squares = to_centre([member.silo for member in cohort.silos], _beside_the_centre(rows, base))
             counted = parts(squares.tolist(), self._section.clipping_radius)
             deltas = self._deltas(spools, partial(_step, cohort, counted))
-            model = self._into.made(base, deltas, round_number=key.round)
+            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
         return result_of(model, Outcome.APPLIED, clipped(cohort, counted), cut=[part < 1.0 for part in counted])
 
 

@@ -81,8 +81,10 @@ class Masked:
             weight_sum = ranges.weight_cap * self._nominal_silos
         slab_elements = min(self._into.slab_elements, ranges.elements)
         with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=slab_elements)) as mean:
-            model = self._into.made(base, of_mean(mean), round_number=key.round)
-        return replace(told, model=model, outcome=Outcome.APPLIED)
+            silos = len(unmask.survivors)
+            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=silos)
+        step_length = self._into.rate(key.round, silos)
+        return replace(told, model=model, outcome=Outcome.APPLIED, step_length=step_length)
 
     def scored(self, key: RoundKey, base_model: Digest, committed: MaskedSum) -> AggregationResult:
         """The scores in the sum of a closing round, in which nobody trained; the model stays. Raises as `reduce`."""

@@ -77,5 +77,5 @@ class Noised:
         noise = NoiseStream(self._releases.noise_key(statement))
         more = self._releases.enter(key, statement, self._privacy)
         with closing(NoisedMeanReader(spools, factors, arithmetic=arithmetic, noise=noise)) as mean:
-            model = self._into.made(base, of_mean(mean), round_number=key.round)
+            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(by_name))
         return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), last=not more)

@@ -119,8 +119,9 @@ class Plain:
             sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
         )
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas, round_number=key.round)
-        return result_of(model, Outcome.APPLIED, cohort)
+            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
+        length = cohort.length * self._into.rate(key.round, len(committed))
+        return result_of(model, Outcome.APPLIED, replace(cohort, length=length))
 
 
 def _step(

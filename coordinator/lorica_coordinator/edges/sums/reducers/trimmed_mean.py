@@ -45,7 +45,7 @@ class TrimmedMean(Robust):
         step = partial(_step, cohort, rows, self._trimmed(len(cohort.silos)))
         deltas = self._deltas(spools_of(self._spools, key, committed), step, most_elements=rows.shape[1])
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas, round_number=key.round)
+            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
         return result_of(model, Outcome.APPLIED, cohort)
 
     def _trimmed(self, silos: int) -> int:

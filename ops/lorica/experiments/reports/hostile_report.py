@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from lorica.experiments.definition import VARIANT, Study
-from lorica.experiments.intervals import Difference, Right, paired, right_of
+from lorica.experiments.reports.intervals import Difference, Right, paired, right_of
 from lorica.experiments.results_file import lines_of
 from lorica.hostile.named import NOBODY
 from lorica_security.errors import ConfigurationError
 
-STUDIES: Final = Path(__file__).parent / "studies"
+STUDIES: Final = Path(__file__).parents[1] / "studies"
 REFERENCE: Final = "equal"
 """The variant that others are held against."""
 Line = Mapping[str, Any]
@@ -34,16 +34,17 @@ class Found:
     attacks: Sequence[str]
 
     @classmethod
-    def of(cls, study: Study, file: Path) -> "Found":
-        """Raises ConfigurationError where `file` has no run of the study."""
+    def of(cls, study: Study, *files: Path) -> "Found":
+        """Raises ConfigurationError where `files` have no run of the study."""
         runs = {run.key: run for run in study.runs()}
         named = () if study.hostile is None else study.hostile.silos
         by_cell: dict[tuple[str, str], list[Line]] = {}
-        for line in lines_of(file):
+        for line in lines_of(*files):
             if line["run"] in runs:
                 by_cell.setdefault(_cell(line), []).append(_of_others(line, named))
         if not by_cell:
-            raise ConfigurationError(f"{file} has no run of study {study.name}: run it first")
+            where = ", ".join(map(str, files)) or "the folder"
+            raise ConfigurationError(f"{where} has no run of study {study.name}: run it first")
         cells = [_cell(run.point) for run in runs.values()]
         return cls(
             by_cell,
@@ -154,9 +155,9 @@ TABLES: Final[Mapping[str, tuple[str, Callable[[Found], Iterable[Sequence[str]]]
 }
 
 
-def report_text(study: Study, file: Path) -> str:
+def report_text(study: Study, *files: Path) -> str:
     """The page of a study with hostile silos; raises ConfigurationError where none of its runs is done."""
-    found = Found.of(study, file)
+    found = Found.of(study, *files)
     done, runs = sum(len(lines) for lines in found.lines.values()), sum(1 for _ in study.runs())
     parts = [f"# Study {study.name}\n", f"{done} of {runs} runs. Silos that are never hostile are scored.\n"]
     for title, rows in TABLES.values():

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lorica.experiments import hostile_report
-from lorica.experiments.averages import Score, macro_average, micro_average
 from lorica.experiments.definition import SETUPS, VARIANT, Study
-from lorica.experiments.intervals import RESAMPLES, Difference, paired, right_of
-from lorica.experiments.pictures import Curve, Curves, Dots, Picture, draw
-from lorica.experiments.results_file import BY_MACRO, RESULTS, results
+from lorica.experiments.reports import hostile_report
+from lorica.experiments.reports.averages import Score, macro_average, micro_average
+from lorica.experiments.reports.intervals import RESAMPLES, Difference, paired, right_of
+from lorica.experiments.reports.pictures import Curve, Curves, Dots, Picture, draw
+from lorica.experiments.results_file import BY_MACRO, results, results_files
 from lorica_coordinator.service.records import COMPLETED
 from lorica_security.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ def write_report(study: Study, out: Path) -> Path:
     """The page and its pictures in `out`; raises ConfigurationError where no run of the study is done."""
     page = out / PAGE
     if study.hostile is not None:
-        page.write_text(hostile_report.report_text(study, out / RESULTS), encoding="utf-8")
+        page.write_text(hostile_report.report_text(study, *results_files(out)), encoding="utf-8")
         return page
     page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
     for figure in _figures(study, _by_setup(require_done(study, out))):
@@ -84,7 +84,7 @@ def require_done(study: Study, out: Path) -> list[Line]:
         key=lambda run: (list(SETUPS).index(run.setup), points.index(run.point)),
     )
     if not order:
-        raise ConfigurationError(f"{out / RESULTS} has no run of study {study.name}: run it first")
+        raise ConfigurationError(f"{out} has no run of study {study.name}: run it first")
     return [{**lines[run.key], "point": dict(run.point)} for run in order]
 
 
