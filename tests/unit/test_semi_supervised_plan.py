@@ -136,6 +136,11 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
             "[semi_supervised] min_confidence = 0.5 does not go with [semi_supervised] unlabelled, of whom under masks "
             "one whose teacher is never sure adds nothing",
         ),
+        (
+            {**TOGETHER, "filter": "executes"},
+            MASKED,
+            '[semi_supervised] filter = "executes" does not go with [semi_supervised] unlabelled, of whom under masks',
+        ),
         *(
             (
                 {**ALTERNATE, "teacher": teacher, "min_labelled": 3},

@@ -18,6 +18,7 @@ from lorica.documentation.forecast_examples import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
+from lorica.documentation.semi_supervised_table import semi_supervised_table
 from lorica.documentation.settings_tables import (
     federation_table,
     plan_model_table,
@@ -98,6 +99,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "algorithms": algorithm_table,
     "mechanisms": mechanism_table,
     "presets": preset_table,
+    "semi-supervised": semi_supervised_table,
     "federation": federation_table,
     "silo": silo_table,
     "privacy-forecast": forecast_examples,

@@ -139,7 +139,10 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
 
 
 def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
+    """With silos that train without labels."""
     aggregation, section = plan.aggregation, plan.semi_supervised
+    if section.teacher == "none":  # they train in no round
+        return
     taught = section.teacher in ("ema", "round")
     if aggregation.secure_aggregation and taught and section.order == "alternate":
         yield (
@@ -155,6 +158,13 @@ def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
             f"{section.min_confidence:g}",
             "0, or secure_aggregation to false",
             "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
+        )
+    if aggregation.secure_aggregation and section.filter != "none":
+        yield (
+            "[semi_supervised] filter",
+            f'"{section.filter}"',
+            '"none", or secure_aggregation to false',
+            "of whom under masks one whose database takes no answer adds nothing, and others' sum is of fewer",
         )
     if plan.privacy.level == "record":
         yield (
