@@ -167,6 +167,16 @@ def test_a_simulation_that_was_cut_off_goes_on_to_the_same_model(
     assert not structlog.is_configured()
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     assert [row["model"] for row in rounds_of(tmp_path / "out")] == [row["model_digest"] for row in over_network]
+    # The one with the best MacroAvg is there though the coordinator may have deleted it, and no other one that a round
+    # has made.
+    scored = [
+        (row.macro_exact_match, row.round, row.model) for row in went_on.rows if row.macro_exact_match is not None
+    ]
+    kept = went_on.kept.best(compile_plan(plan).model_layout)
+    assert kept is not None
+    assert kept.manifest.digest == max(scored)[2]
+    names = {path.stem for path in (tmp_path / "out" / "kept").iterdir()}
+    assert names & {row.model for row in went_on.rows} == {kept.manifest.digest}
     for name, points in went_on.losses.items():
         facts = [silo for row in went_on.rows for silo in row.silos if silo.silo == name and silo.examples]
         assert points[-1][0] % ROUNDS == 0, "each round has as many steps"

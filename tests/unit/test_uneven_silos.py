@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lorica.experiments.hostile_report import STUDIES
 
 from lorica.demo.nearest_neighbour import nearest_neighbour_answers
 from lorica.demo.silos.uneven_silos import (
@@ -18,6 +17,7 @@ from lorica.demo.silos.uneven_silos import (
     write_uneven_silos,
 )
 from lorica.experiments.definition import SETUPS, Study
+from lorica.experiments.reports.hostile_report import STUDIES
 from lorica.simulation.run import silos_in
 from lorica_coordinator.plans.plan_folder import require_valid
 

@@ -23,8 +23,8 @@ def round_file(models: ModelStore, model: Digest, path: Path) -> RoundModel:
 class KeptModel:
     """The best model by MacroAvg on dev, which a coordinator does not keep: its best is by MicroAvg.
 
-    Each model that silos fetch stands in `folder` until its round has been scored; then the best one stays. A
-    simulation that goes on tells all rounds again.
+    Each model that silos fetch stands in `folder` until its round has been scored; then the best one stays, and the
+    initial one where nobody scores it. A simulation that goes on tells all rounds again.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -26,13 +26,13 @@ class Curves:
     along: str = "round"
 
     def draw(self, axes: "Axes") -> None:
-        for label, curve in self.shown.items():
+        for number, (label, curve) in enumerate(self.shown.items()):
             if not curve:
                 continue
-            along = sorted(curve)
-            (line,) = axes.plot(along, [statistics.fmean(curve[at]) for at in along], label=label, linewidth=1.5)
+            along, color = sorted(curve), f"C{number}"  # the same of a label in pictures where others have no curve
+            axes.plot(along, [statistics.fmean(curve[at]) for at in along], label=label, linewidth=1.5, color=color)
             least, most = [min(curve[at]) for at in along], [max(curve[at]) for at in along]
-            axes.fill_between(along, least, most, alpha=0.15, color=line.get_color())
+            axes.fill_between(along, least, most, alpha=0.15, color=color)
         axes.set(xlabel=self.along)
 
 
