@@ -15,7 +15,7 @@ from typing import Any
 from lorica_security.errors import IntegrityError, PolicyRefusal
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.attempt import Attempt
-from lorica_security.secure_aggregation.groups.release_groups import Link, least_group
+from lorica_security.secure_aggregation.groups.release_groups import Link
 from lorica_security.secure_aggregation.keys.key_agreement import ROOT_BYTES, encapsulated
 from lorica_security.secure_aggregation.keys.secret import Secret
 from lorica_security.secure_aggregation.messages import MaskedInput, Reveal, SurvivorSet
@@ -120,7 +120,6 @@ class Masking:
                 _check_roster(bundle, order.message)
                 if party.link is not None:  # without, the machine refuses by a name of its own
                     check_work_of_groups(bundle.plan, party.link)
-                    check_labels_of_groups(bundle.plan, party.link)
             event = self._event(order, update, bundle)
             state = at
             try:
@@ -289,23 +288,6 @@ def check_work_of_groups(plan: Plan, link: Link) -> None:
                 "max_work_ratio",
                 f"plan {plan.name} has {one} and {other} train differently, and release groups {link.number} never "
                 "told them apart: under masks have the operator give both the same [training.overrides]",
-            )
-
-
-def check_labels_of_groups(plan: Plan, link: Link) -> None:
-    """Raise PolicyRefusal where silos of a plan train with labels and without in one round, and some group has too few
-    with: of the others a model can be made that all but one have nothing to learn of, and they have no scores."""
-    section = plan.semi_supervised
-    if not section.unlabelled or section.who_trains.labelled_alone != "never":
-        return
-    least = least_group(plan.aggregation.colluders)
-    for group in link.partition.groups:
-        if (labelled := sum(not section.without_labels(silo) for silo in group)) < least:
-            raise PolicyRefusal(
-                "labels",
-                f"release group {','.join(group)} has {labelled} silos with labels by plan {plan.name}, and under "
-                f"masks each takes {least}: have the operator propose other groups, or start a plan with another "
-                "[semi_supervised] order or unlabelled",
             )
 
 

@@ -143,21 +143,20 @@ def _unlike(plan: PlanValues) -> Iterator[tuple[str, str, str, str]]:
     aggregation, section = plan.aggregation, plan.semi_supervised
     if section.teacher == "none":  # they train in no round
         return
-    taught = section.teacher in ("ema", "round")
-    if aggregation.secure_aggregation and taught and section.order == "alternate":
+    if aggregation.secure_aggregation and section.order == "together":
+        yield (
+            "[semi_supervised] order",
+            '"together"',
+            '"alternate" with teacher "mlm", or secure_aggregation to false',
+            "of whom under masks two plans that differ in one silo's labels would show that silo's part of a sum",
+        )
+    elif aggregation.secure_aggregation and section.teacher in ("ema", "round"):
         yield (
             "[aggregation] secure_aggregation",
             "true",
-            'false, or teacher to "mlm" or order to "together"',
+            'false, or teacher to "mlm"',
             "whose rounds have nobody with labels: a model that is sure of whatever it answers leaves nothing to "
             "learn, so that a sum could be the delta of the one silo that it is not sure of",
-        )
-    elif aggregation.secure_aggregation and section.min_confidence:
-        yield (
-            "[semi_supervised] min_confidence",
-            f"{section.min_confidence:g}",
-            "0, or secure_aggregation to false",
-            "of whom under masks one whose teacher is never sure adds nothing, and others' sum is of fewer",
         )
     if plan.privacy.level == "record":
         yield (
