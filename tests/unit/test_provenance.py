@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorica.verify import told
+from lorica_coordinator.edges.models.provenance import provenance_of
+from lorica_coordinator.service.records import MaskedTotals, RoundRow, SignedModel, SiloRow
+from lorica_security.audit.chain import Head
 from lorica_security.errors import ConfigurationError, IntegrityError
+from lorica_security.identifiers import SiloName
 from lorica_security.identity.identity_key import new_identity_key, sign
 from lorica_security.on_disk.provenance import (
     PROVENANCE_FILE,
@@ -22,6 +26,9 @@ from lorica_security.on_disk.provenance import (
     digests_of,
     verified,
 )
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
+from tests.support.federation_peer import small_bundle
 
 KEY = new_identity_key()
 
@@ -218,3 +225,36 @@ def test_hostile_bytes_are_no_statement(tmp_path_factory: pytest.TempPathFactory
     (folder / PROVENANCE_FILE).write_bytes(raw)
     with pytest.raises(IntegrityError, match="is no statement of a coordinator"):
         verified(folder, KEY.public_key())
+
+
+@pytest.mark.parametrize(
+    ("scored", "masked", "told_of_it"),
+    [(1, False, None), (2, False, 0.25), (0, True, 0.25), (0, False, None)],
+)
+def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_of_it: float | None) -> None:
+    plan = small_bundle().plan
+    evaluation = Evaluation(
+        split="dev", examples=8, exact_matches=2, loss_per_token=1.0, executed=0, execution_matches=0, seconds=1.0
+    )
+    silos = [
+        SiloRow(silo=SiloName(name), outcome="committed", evaluation=evaluation if number < scored else None)
+        for number, name in enumerate(("a", "b", "c"))
+    ]
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome="applied",
+        detail="",
+        opened_unix_s=0.0,
+        closed_unix_s=1.0,
+        model=Digest("b" * 64),
+        weight_fallback=False,
+        masked=MaskedTotals(weight_sum=1.0, saturated=0, coordinates=3) if masked else None,
+        silos=tuple(silos),
+        macro_exact_match=None,
+        micro_exact_match=0.25,
+    )
+    exported = SignedModel(model=row.model, round=1, signature=b"")
+    made = provenance_of(plan, exported, rounds=[row], head=Head(), now=1.0, files={"config.json": "e" * 64})
+    assert made.exact_match == told_of_it
+    assert made.rounds[0].silos == 3

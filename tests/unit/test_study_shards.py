@@ -1,6 +1,8 @@
 """A study in shards: every run is of one of them, they share a folder, and together they are the whole study."""
 
+import io
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,19 @@ def test_a_shard_is_at_work_once_and_others_beside_it(tmp_path: Path, data: Path
         append_result(tmp_path, {"run": run.key, "rounds": [], "test": {}})
     with ProcessLock(tmp_path / "lock-2", "study"), pytest.raises(Conflict, match="another study"):
         done(tmp_path, data, Shard(2, 3))
+
+
+def test_a_run_that_another_shard_does_is_left_to_it(tmp_path: Path, data: Path) -> None:
+    """Also where the study was divided otherwise, so that shards overlap; and what was done meanwhile is not again."""
+    first, *others = study().runs()
+    (tmp_path / "locks").mkdir()
+    for run in others:
+        append_result(tmp_path, {"run": run.key, "rounds": [], "test": {}}, Shard(2, 2))
+    console = Console(file=io.StringIO())
+    with ProcessLock(tmp_path / "locks" / first.key, "study"), suppress(Exception):  # made-up lines make no report
+        run_study(study(), tmp_path, data=data, device="cpu", threads=1, shard=Shard(1, 3), console=console)
+    assert "left to another shard: FedOPT, seed 1" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert {line["run"] for line in results(tmp_path)} == {run.key for run in others}
 
 
 def test_more_shards_than_runs_are_refused(tmp_path: Path, data: Path) -> None:

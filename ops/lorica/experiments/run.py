@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ _OVERRIDES = "training.overrides."
 _LABELS = "semi_supervised."
 _DRAWN = "schedule.cohort_size"
 _FOLLOWS = ("weight", "loss_reduction", "outcome")
-_Outcome = dict[str, Any] | StateError
-"""A run's line of results, or why it has none."""
+_Outcome = dict[str, Any] | StateError | None
+"""A run's line of results, or why it has none; None where another shard does it, or did."""
 
 
 def run_study(
@@ -95,10 +95,13 @@ def run_study(
             shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
         console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
         began_with = commit()  # now, not when a run ends: the code on disk may be another by then
-        doings = [_Doing(run, silos, source, out / "runs" / run.key, settings, began_with) for run in left]
+        doings = [_Doing(run, silos, source, out, settings, began_with) for run in left]
         failed: list[str] = []
         with closing(_each(doings, jobs)) as each:
             for doing, facts in each:
+                if facts is None:
+                    console.print(f"left to another shard: {_described(doing.run)}", highlight=False, markup=False)
+                    continue
                 if isinstance(facts, StateError):
                     failed.append(f"{_described(doing.run)}: {facts}")
                     console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
@@ -189,6 +192,20 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _done(doing: "_Doing") -> _Outcome:
+    """Shards of one folder may overlap, where the study was divided anew while some were at work: a run is one's."""
+    locks = doing.out / "locks"
+    locks.mkdir(exist_ok=True)
+    with ExitStack() as here:
+        try:
+            here.enter_context(ProcessLock(locks / doing.run.key, "study"))
+        except Conflict:
+            return None
+        if doing.run.key in {line["run"] for line in results(doing.out)}:
+            return None
+        return _of_nobody_else(doing)
+
+
+def _of_nobody_else(doing: "_Doing") -> _Outcome:
     begun_before = doing.work.exists()
     with logging_to(doing.work / "run.log"):
         try:
@@ -208,9 +225,13 @@ class _Doing:
     run: Run
     silos: Mapping[SiloName, Path]
     source: ModelSource
-    work: Path
+    out: Path
     settings: DeviceSettings
     commit: str
+
+    @property
+    def work(self) -> Path:
+        return self.out / "runs" / self.run.key
 
     def facts(self) -> dict[str, Any]:
         if self.run.study.hostile is not None:
