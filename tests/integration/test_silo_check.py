@@ -564,6 +564,18 @@ async def test_lines_that_the_plan_cuts_are_counted(case: Case) -> None:
     assert (await told()).startswith("the plan's files make no model: ")
 
 
+async def test_a_silo_that_the_plan_has_without_labels_is_checked_so(case: Case) -> None:
+    """Whatever its lines have, and without a dev split."""
+    (case.data / "dev.jsonl").unlink()
+    assert await case.wrong() == [("data", "data-missing")]
+    unlabelled = {"unlabelled": [SILO], "order": "together", "loss": "answer"}
+    case.offered(semi_supervised=unlabelled, aggregation={"weighting": "equal"})
+    shown = {it.name: it for it in await case.checks()}
+    assert shown["data"].outcome is Outcome.PASSED
+    assert ", no answers, " in shown["train split"].detail
+    assert "dev split" not in shown
+
+
 async def test_which_walls_hold_the_sql_is_tried_and_a_missing_one_is_noticed(case: Case) -> None:
     async def told() -> list[tuple[Outcome, str]]:
         return [(it.outcome, it.detail) for it in await case.checks() if "jail" in it.name]

@@ -1,5 +1,6 @@
 """A silo's data and database, as its plan needs them."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,12 @@ from silo_wire.plans.plan import Plan, PlanBundle
 TRIED_LINES: Final = 20_000
 
 
-def check_data(sources: SiloSources, folder: Path) -> str:
+def check_data(sources: SiloSources, folder: Path, plan: Plan | None, silo: SiloName | None) -> str:
+    """As `plan`, the offered one, has this silo's lines read, with or without labels; as they are where there is
+    none."""
     try:
+        if plan is not None and silo is not None:
+            sources.data_for(replace(Reading.of(plan, silo), unit_field="", private=False))
         data = sources.summary()
     except DataError as error:
         text = str(error)

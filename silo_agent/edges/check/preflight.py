@@ -176,11 +176,13 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     await run("device", lambda: check_device(given.training.device))
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
-    data = await run("data", lambda: check_data(sources, Path(given.data.folder)))
+    offered_for = None if bundle is None else bundle.plan
+    own_name = None if credentials is None else credentials.silo
+    data = await run("data", lambda: check_data(sources, Path(given.data.folder), offered_for, own_name))
     if data:
         await asyncio.to_thread(check_splits, checks, sources)
-    if data and bundle is not None and credentials is not None:
-        await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, credentials.silo)
+    if data and bundle is not None and own_name is not None:
+        await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, own_name)
     else:
         checks.skip(CUT, because="no plan was offered yet" if data else "they are counted in the data")
     if not data or logging is None:
