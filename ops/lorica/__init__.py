@@ -5,7 +5,7 @@ Each name is imported when it is first used, so `import lorica` takes no time an
 Examples:
     >>> import lorica
     >>> [weighting.name for weighting in lorica.WEIGHTINGS]
-    ['lorar', 'size', 'loss_reduction', 'equal', 'fednova', 'q_fedavg']
+    ['lorar', 'size', 'sqrt_size', 'loss_reduction', 'equal', 'fednova', 'q_fedavg']
 
     Reducers make the next model of the silos' deltas. One that is robust leaves out what is furthest off, here the
     smallest and the largest value of each parameter; a row of the tensor is the delta of one silo:
