@@ -122,8 +122,7 @@ def test_the_exported_folder_loads_and_gives_the_answers_that_the_silos_get(
     assert [(made.round, made.silos, made.model) for made in statement.rounds] == [
         (record["round"], len(SILOS), record["model_digest"]) for record in applied
     ]
-    best = {record["model_digest"]: record["micro_exact_match"] for record in applied}.get(statement.model)
-    assert statement.exact_match == best
+    assert statement.exact_match is None, "of two silos one knows its own, and so the other's"
     model = T5ForConditionalGeneration.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     bundle = Coordinator.load(CoordinatorFolder(it.folder)).shelf.compile("default")

@@ -229,7 +229,7 @@ def test_hostile_bytes_are_no_statement(tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize(
     ("scored", "masked", "told_of_it"),
-    [(1, False, None), (2, False, 0.25), (0, True, 0.25), (0, False, None)],
+    [(1, False, None), (2, False, None), (3, False, 0.25), (0, True, 0.25)],
 )
 def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_of_it: float | None) -> None:
     plan = small_bundle().plan
@@ -251,7 +251,7 @@ def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_
         weight_fallback=False,
         masked=MaskedTotals(weight_sum=1.0, saturated=0, coordinates=3) if masked else None,
         silos=tuple(silos),
-        macro_exact_match=None,
+        macro_exact_match=None if masked else 0.25,
         micro_exact_match=0.25,
     )
     exported = SignedModel(model=row.model, round=1, signature=b"")

@@ -61,8 +61,8 @@ class Promise(_Part):
 class Provenance(_Part):
     """`plan` is its digest, `model` the exported model's manifest's, `round` the one that made it (0: the initial one).
     `audit_entry` and `audit_digest` are the head of the coordinator's audit log at the export. `exact_match` is of the
-    silos' dev splits together (MicroAvg, 0 to 1), None where it was not measured or may not be told. `files` are the
-    SHA-256 of every other file of the folder, by name."""
+    silos' dev splits together (MicroAvg, 0 to 1), None where it was not measured or is of fewer than three. `files` are
+    the SHA-256 of every other file of the folder, by name."""
 
     version: Literal[1] = 1
     federation: Name

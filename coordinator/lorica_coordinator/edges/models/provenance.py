@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from lorica_coordinator.service.records import COMPLETED, RoundRow, SignedModel
+from lorica_coordinator.service.views.disclosure import of_all_silos
 from lorica_security.audit.chain import Head
 from lorica_security.host.software_version import software_version
 from lorica_security.on_disk.provenance import Promise, Provenance, RoundMade
 from silo_wire.plans.plan import Plan
 
 _COMMITTED = "committed"
-LEAST_SCORED = 2
 
 
 def provenance_of(
@@ -43,14 +43,8 @@ def provenance_of(
             epsilon=plan.privacy.target_epsilon if promised else None,
             delta=plan.privacy.dp_delta if promised else None,
         ),
-        exact_match=next((_of_several(row) for row in made if row.model == exported.model), None),
+        exact_match=next((of_all_silos(row).micro_exact_match for row in made if row.model == exported.model), None),
         audit_entry=head.sequence,
         audit_digest=head.digest,
         files=dict(files),
     )
-
-
-def _of_several(row: RoundRow) -> float | None:
-    """Of one silo's dev split alone it would be that silo's; under masks it comes of a sum over a cohort."""
-    scored = sum(silo.evaluation is not None for silo in row.silos)
-    return row.micro_exact_match if scored >= LEAST_SCORED or row.masked is not None else None
