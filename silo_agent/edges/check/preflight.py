@@ -141,12 +141,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     else:
         names = ("certificate", "clock", "route and TLS interception", "coordinator accepts this silo")
         checks.skip(*names, KEYS_OF_CONNECTION, *rules_checked, because="the silo's files cannot be used")
+    silo = None if credentials is None else credentials.silo
     if bundle is None:
         checks.skip("memory", because="no plan was offered yet")
     else:
         offered = bundle
-        silo = credentials.silo if credentials else ""
-        await run("memory", lambda: check_free_memory(offered, ground.free_memory(), silo=silo))
+        await run("memory", lambda: check_free_memory(offered, ground.free_memory(), silo=silo or ""))
     if settings is None:
         checks.skip(
             "disk",
@@ -176,13 +176,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     await run("device", lambda: check_device(given.training.device))
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
-    offered_for = None if bundle is None else bundle.plan
-    own_name = None if credentials is None else credentials.silo
-    data = await run("data", lambda: check_data(sources, Path(given.data.folder), offered_for, own_name))
+    read_for = None if bundle is None else bundle.plan
+    data = await run("data", lambda: check_data(sources, Path(given.data.folder), read_for, silo))
     if data:
         await asyncio.to_thread(check_splits, checks, sources)
-    if data and bundle is not None and own_name is not None:
-        await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, own_name)
+    if data and bundle is not None and silo is not None:
+        await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, silo)
     else:
         checks.skip(CUT, because="no plan was offered yet" if data else "they are counted in the data")
     if not data or logging is None:
