@@ -168,6 +168,7 @@ class Study(Section):
     seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
+    lower_case: bool = False  # SQL outside quotes, of silos and of the practice: schemas are in lower case
     plan: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
@@ -296,6 +297,7 @@ class Run:
         # results alone.
         start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
+        content += ["lower case"] * self.study.lower_case
         if self.study.hostile is not None:  # such a run is scored otherwise, whoever is hostile in it
             hostility = self.hostility
             content.append([] if hostility is None else [hostility.attack.name, *hostility.silos])

@@ -6,11 +6,13 @@ in the parameters alone.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
+from lorica.experiments.data import lower_sql
 from lorica.experiments.definition import PracticeSection, StartSection
 from lorica.experiments.practice import random_schemas, wikisql
 from lorica.experiments.practice.random_schemas import Pair
@@ -27,18 +29,21 @@ TOKENIZER_PAIRS = 8000
 """More teach a tokenizer nothing, and take minutes."""
 
 
-def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console) -> ModelSource:
-    """What the runs' plans are made from; trained here if it is to be and is not in `out` yet."""
+def start(
+    section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console, *, lower_case: bool = False
+) -> ModelSource:
+    """What the runs' plans are made from; trained here if it is to be and is not in `out` yet. With `lower_case` the
+    practice's SQL is, outside quotes."""
     if section.folder:
         return FolderModel(data / section.folder, section.added_tokens)
     practice, vocabulary = section.practice, section.vocabulary or None
     if practice is None:
         return SizedModel(section.size, vocabulary)
-    name = digest_of(canonical_json(section.model_dump()))[:12]
+    name = digest_of(canonical_json(section.model_dump()))[:12] + ("-lower" if lower_case else "")
     text = out / f"practice-{name}.txt"
     if not text.exists():
         out.mkdir(parents=True, exist_ok=True)
-        files.replace(text, "".join(_text(practice, data)).encode())
+        files.replace(text, "".join(_text(practice, data, lower_case=lower_case)).encode())
     source = SizedModel(section.size, vocabulary, text)
     if not practice.warms_up:
         return source
@@ -49,7 +54,7 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
             write_warm_start(
                 folder,
                 source,
-                _as_data(_pairs(practice, data)),
+                _as_data(_pairs(practice, data, lower_case=lower_case)),
                 {f"training.{key}": value for key, value in practice.training.items()},
                 seed=practice.seed,
                 device=device,
@@ -58,14 +63,17 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
     return FolderModel(folder)
 
 
-def _pairs(practice: PracticeSection, data: Path, most: int | None = None) -> Iterator[Pair]:
+def _pairs(
+    practice: PracticeSection, data: Path, most: int | None = None, *, lower_case: bool = False
+) -> Iterator[Pair]:
     count = practice.pairs if most is None else min(practice.pairs, most)
     questions = wikisql.pairs(data / practice.wikisql) if practice.wikisql else iter(())
-    return chain(questions, random_schemas.pairs(count, seed=practice.seed))
+    found = chain(questions, random_schemas.pairs(count, seed=practice.seed))
+    return (replace(pair, query=lower_sql(pair.query)) for pair in found) if lower_case else found
 
 
-def _text(practice: PracticeSection, data: Path) -> Iterator[str]:
-    for pair in _pairs(practice, data, TOKENIZER_PAIRS):
+def _text(practice: PracticeSection, data: Path, *, lower_case: bool) -> Iterator[str]:
+    for pair in _pairs(practice, data, TOKENIZER_PAIRS, lower_case=lower_case):
         for line in (model_input(pair.question, serialise(pair.schema)), pair.query):
             yield f"{' '.join(line.split())}\n"
 
