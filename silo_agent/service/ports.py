@@ -76,7 +76,7 @@ class Answers:
 
     model: Digest
     questions: int
-    right: Mapping[str, int]
+    right: Mapping[str, float]
 
 
 OnAnswers = Callable[[Digest, Answers], None]

@@ -25,6 +25,7 @@ class PlanTerms:
     drawn for a round, 0: all that are ready. `corrects_drift`: silos go on with corrections that they made together.
     `without_labels` are the silos that have no scores, as a plan names them; `labelled_alone` as in WhoTrains, and
     `min_labelled` is the quorum of rounds in which silos with labels take turns with them.
+    `score` is by what answers count, as people are shown it.
     """
 
     federation: FederationName
@@ -47,6 +48,7 @@ class PlanTerms:
     record_level: bool = False
     silo_level: bool = False
     cohort_size: int = 0
+    score: str = "exact match"
     corrects_drift: bool = False
     without_labels: tuple[str, ...] = ()
     labelled_alone: Alone = "never"

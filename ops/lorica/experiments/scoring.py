@@ -75,7 +75,7 @@ def _score(
             right.append(exact_match(predicted, gold))
             return None if same is None else same(gold, predicted)
 
-        parts: dict[str, int] = {}
+        parts: dict[str, float] = {}
         score = trainer.evaluate(
             model_path=best.file, model=best.manifest, split="test", most=0, same_result=note, on_parts=parts.update
         )

@@ -58,7 +58,7 @@ def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanB
     from silo_wire.model_folders.t5_config import t5_config
 
     data, section = sources.data(), bundle.plan.training.for_silo(silo)
-    shown = task_named(data.task).shown
+    task = task_named(data.task)
     try:
         tokenizer = TextTokenizer.of_model(bundle.files, t5_config(bundle.files[CONFIG_FILE]))
     except MalformedMessage as error:  # such a plan is refused before any training
@@ -67,7 +67,9 @@ def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanB
     encoded = encode_examples(
         tokenizer,
         data.train[:TRIED_LINES],
-        schemas={schema.db_id: shown(schema) for schema in data.schemas} if section.schema_in_input else None,
+        schemas={schema.db_id: task.shown(schema) for schema in data.schemas}
+        if section.schema_in_input and task.shows_schema
+        else None,
         max_input_tokens=section.max_input_tokens,
         max_output_tokens=section.max_output_tokens,
     )

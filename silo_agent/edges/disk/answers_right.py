@@ -27,7 +27,7 @@ class AnswersRight(Section):
     plan: DigestText | None = None
     model: DigestText | None = None
     questions: Annotated[int, Field(ge=0)] = 0
-    right: dict[PartName, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    right: dict[PartName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -41,7 +41,7 @@ class AnswersRight(Section):
     @property
     def line(self) -> str:
         """`of 120 answers: overall 71, ...`; "" where there are none."""
-        told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self.right.items())
+        told = ", ".join(f"{name.replace('_', ' ')} {round(count, 1):g}" for name, count in self.right.items())
         return f"right of {self.questions} answers: {told}" if self.right else ""
 
 

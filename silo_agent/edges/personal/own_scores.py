@@ -30,11 +30,11 @@ class Scored(Section):
     executed: Annotated[int, Field(ge=0)]
     execution_matches: Annotated[int, Field(ge=0)]
     loss_per_token: Annotated[float, Field(ge=0)]
-    right: dict[PartName, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)  # in parts, where a task knows any
+    right: dict[PartName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)  # in parts
 
     @classmethod
     def of(
-        cls, model: Digest, evaluation: Evaluation, right: Mapping[str, int], *, method: str, goal: str | None
+        cls, model: Digest, evaluation: Evaluation, right: Mapping[str, float], *, method: str, goal: str | None
     ) -> "Scored":
         """`right`: answers by each metric of the task, the whole answer first."""
         return cls(

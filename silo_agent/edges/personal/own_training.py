@@ -166,7 +166,7 @@ class OwnTraining:
 
     def _scored(self, model: RoundModel, method: str = "", goal: str | None = None) -> Scored:
         def scored(same_result: SameResult | None) -> Scored:
-            right: dict[str, int] = {}
+            right: dict[str, float] = {}
             evaluation = self._trainer.evaluate(
                 model, same_result=same_result, on_parts=right.update, should_stop=self._cancelled
             )

@@ -210,7 +210,7 @@ class Workshop:
             )
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
-        counts: dict[str, int] = {}
+        counts: dict[str, float] = {}
 
         def evaluated(same_result: SameResult | None) -> Evaluation:
             return trainer.evaluate(
