@@ -78,11 +78,14 @@ def demo(
             "--epsilon", min=0.1, help="Under record-level differential privacy with this epsilon.", show_default=False
         ),
     ] = None,
+    labels: Annotated[
+        str, typer.Option(help="half: two of the four silos have no labels, and learn from a teacher.")
+    ] = "",
 ) -> None:
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from lorica.demo.run import run_demo
 
-    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=terminal())
+    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, labels=labels, console=terminal())
 
 
 @app.command(name="simulate")
