@@ -31,8 +31,8 @@ def write_warm_start(
     device: DeviceSettings,
     on_progress: Progress = lambda fraction, loss: None,
 ) -> None:
-    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan's
-    [training], by whole keys.
+    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan,
+    by whole keys: of [training], and of the task where it is not "sql".
 
     Raises what making a plan and training raise; `folder` is there only when all is done.
     """

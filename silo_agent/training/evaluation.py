@@ -28,6 +28,9 @@ SameResult = Callable[[str, str], bool | None]
 Parts = Callable[[Mapping[str, int]], None]
 """Hears of how many answers each metric of the task was right, under its name."""
 
+Truths = Callable[[Sequence[tuple[bool, ...]]], None]
+"""Hears of each answer what of it is right, one truth for each of the task's metrics; in the same order each time."""
+
 
 def in_sandbox(box: Sandbox) -> SameResult:
     """Execution in an open sandbox; a predicted query that fails or is refused is a mismatch."""
@@ -55,6 +58,7 @@ def evaluate(
     max_output_tokens: int,
     same_result: SameResult | None,
     on_parts: Parts,
+    on_truths: Truths = lambda truths: None,
     on_progress: Callable[[float], None],
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
@@ -91,6 +95,7 @@ def evaluate(
     right = [
         task.right(text, examples[index].query, schemas[examples[index].db_id]) for index, text in predictions.items()
     ]
+    on_truths(right)
     counts = {name: sum(truths) for name, truths in zip(task.metrics, zip(*right, strict=True), strict=True)}
     on_parts(counts)
     return Evaluation(

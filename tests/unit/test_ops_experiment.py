@@ -17,7 +17,8 @@ from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import write_silo
 from lorica.experiments.data import merged, own_copy, require_same
 from lorica.experiments.definition import SETUPS, Run, Study
-from lorica.experiments.reports.report import changes, loss_curves, share_curves, spread, write_report
+from lorica.experiments.reports.report import changes, loss_curves, share_curves, write_report
+from lorica.experiments.reports.tables import spread
 from lorica.experiments.results_file import RESULTS, append_result, results
 from lorica.experiments.run import run_study
 from lorica.simulation.run import silos_in

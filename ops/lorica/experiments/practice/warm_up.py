@@ -12,16 +12,17 @@ from pathlib import Path
 from rich.console import Console
 
 from lorica.experiments.definition import PracticeSection, StartSection
-from lorica.experiments.practice import random_schemas, wikisql
+from lorica.experiments.practice import random_schemas, random_tables, wikisql
 from lorica.experiments.practice.random_schemas import Pair
 from lorica.warm_start import write_warm_start
 from lorica_coordinator.plans.model_source import FolderModel, ModelSource, SizedModel
 from lorica_security.host import files
-from silo_agent.training.data.schema import serialise
 from silo_agent.training.data.serialisation import model_input
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
+from silo_agent.training.tasks.named import task_named
 from silo_wire.canonical import canonical_json, digest_of
+from silo_wire.plans.sections.task import TaskName
 
 TOKENIZER_PAIRS = 8000
 """More teach a tokenizer nothing, and take minutes."""
@@ -34,7 +35,10 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
     practice, vocabulary = section.practice, section.vocabulary or None
     if practice is None:
         return SizedModel(section.size, vocabulary)
-    name = digest_of(canonical_json(section.model_dump()))[:12]
+    said = section.model_dump()
+    if practice.task == "sql":  # what this file has learnt since leaves the names of earlier starts alone
+        del said["practice"]["task"]
+    name = digest_of(canonical_json(said))[:12]
     text = out / f"practice-{name}.txt"
     if not text.exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -49,8 +53,8 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
             write_warm_start(
                 folder,
                 source,
-                _as_data(_pairs(practice, data)),
-                {f"training.{key}": value for key, value in practice.training.items()},
+                _as_data(_pairs(practice, data), practice.task),
+                {"task.kind": practice.task, **{f"training.{key}": value for key, value in practice.training.items()}},
                 seed=practice.seed,
                 device=device,
                 on_progress=lambda done, loss: status.update(f"{done:.0%}, loss {loss:.3f}"),
@@ -60,17 +64,20 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
 
 def _pairs(practice: PracticeSection, data: Path, most: int | None = None) -> Iterator[Pair]:
     count = practice.pairs if most is None else min(practice.pairs, most)
+    if practice.task == "wikisql":
+        return random_tables.pairs(count, seed=practice.seed)
     questions = wikisql.pairs(data / practice.wikisql) if practice.wikisql else iter(())
     return chain(questions, random_schemas.pairs(count, seed=practice.seed))
 
 
 def _text(practice: PracticeSection, data: Path) -> Iterator[str]:
+    shown = task_named(practice.task).shown
     for pair in _pairs(practice, data, TOKENIZER_PAIRS):
-        for line in (model_input(pair.question, serialise(pair.schema)), pair.query):
+        for line in (model_input(pair.question, shown(pair.schema)), pair.query):
             yield f"{' '.join(line.split())}\n"
 
 
-def _as_data(pairs: Iterator[Pair]) -> SiloData:
+def _as_data(pairs: Iterator[Pair], task: TaskName) -> SiloData:
     examples, schemas = [], []
     for pair in pairs:
         examples.append(pair.example)
@@ -83,4 +90,5 @@ def _as_data(pairs: Iterator[Pair]) -> SiloData:
         further_schemas=tuple(schemas[1:]),
         database=None,
         bad_lines=(),
+        task=task,
     )
