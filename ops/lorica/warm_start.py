@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.model_source import ModelSource
 from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_coordinator.vectors import model_file
 from lorica_coordinator.vectors.model_file import MODEL_FILE
@@ -23,7 +23,7 @@ _ONCE = {"schedule.rounds": 1, "schedule.min_silos": 1}
 
 def write_warm_start(
     folder: Path,
-    source: SizedModel,
+    source: ModelSource,
     data: SiloData,
     values: Mapping[str, object],
     *,

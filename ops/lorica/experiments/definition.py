@@ -75,6 +75,8 @@ class PracticeSection(Section):
 
     pairs: Annotated[int, Field(ge=1)]  # over random schemas
     task: TaskName = "sql"  # "wikisql": over random tables, in the form of that task
+    # with it: so many pairs more, afterwards and by the same values, most of whose columns have names that are no words
+    strange: Annotated[int, Field(ge=0)] = 0
     wikisql: str = ""  # a .jsonl.gz of its labelled questions
     seed: int = 1
     training: dict[str, Value] = Field(
@@ -85,6 +87,8 @@ class PracticeSection(Section):
     def _training_has_an_end(self) -> "PracticeSection":
         if self.training and not self.warms_up:
             raise ValueError("[start.practice.training] has no epochs, so that nothing would be trained: add them")
+        if self.strange and (self.task == "sql" or not self.warms_up):
+            raise ValueError('[start.practice] strange goes with task = "wikisql" and epochs: remove it')
         if self.task == "wikisql" and self.wikisql:
             raise ValueError(
                 '[start.practice] wikisql has SQL as the task "sql" writes it, and task = "wikisql" another: remove one'

@@ -35,16 +35,18 @@ _COUNTRIES: Final = listed(
 )
 _BEGINS: Final = listed("b br c ch d dr f g gr h j k kr l m n p r s sh st t th tr v w z")
 _VOWELS: Final = listed("a e i o u a e i o ai ee ou")
+_LETTERS: Final = "eeeeeeaaaaaiiiiiooootttttnnnnnssssrrrrhhllldddcccuummmpppffggwwyybbvkxjqz"
 _ENDS: Final = ("", "", "", "n", "r", "l", "s", "t", "ck", "nd", "rt", "m")
 _DASH: Final = "\N{EN DASH}"
 _EQUAL, _MORE, _LESS = (OPERATORS.index(it) for it in ("=", ">", "<"))
 
 
-def pairs(count: int, *, seed: int) -> Iterator[Pair]:
-    """`count` pairs, each over a table of its own."""
+def pairs(count: int, *, seed: int, strange: bool = False) -> Iterator[Pair]:
+    """`count` pairs, each over a table of its own. `strange`: three of four columns have names and values of letters
+    that make no word, so that nothing but copying answers."""
     draw = Draw(seed)
     for number in range(count):
-        yield _pair(draw, f"table{number}")
+        yield _pair(draw, f"table{number}", strange=strange)
 
 
 # --- values
@@ -52,6 +54,27 @@ def pairs(count: int, *, seed: int) -> Iterator[Pair]:
 
 def _invented(draw: Draw) -> str:
     return "".join(f"{draw.one(_BEGINS)}{draw.one(_VOWELS)}{draw.one(_ENDS)}" for _ in range(draw.one((1, 2, 2))))
+
+
+def _no_word(draw: Draw) -> str:
+    """Two to nine letters, in one of the forms that abbreviations, names and codes have."""
+    letters = "".join(draw.one(_LETTERS) for _ in range(2 + draw.below(8)))
+    forms: tuple[Callable[[], str], ...] = (
+        lambda: letters,
+        lambda: letters,
+        lambda: _invented(draw),
+        lambda: letters[:4].upper(),
+        lambda: ".".join(letters[:3].upper()) + ".",
+        lambda: f"{letters}{draw.one(('-', '/', '&', '.'))}{_invented(draw)}",
+        lambda: f"{letters}{draw.below(100)}",
+        lambda: f"({letters})",
+        lambda: f"{letters}'s",
+    )
+    return draw.one(forms)()
+
+
+def _no_words(draw: Draw) -> str:
+    return " ".join(_no_word(draw) for _ in range(draw.one((1, 1, 1, 2, 2))))
 
 
 def _person(draw: Draw) -> str:
@@ -223,12 +246,18 @@ class _Drawn:
     unsaid: tuple[str, ...] = ()  # words in its place; empty: it is always said
 
 
-def _columns(draw: Draw) -> list[_Drawn]:
+def _columns(draw: Draw, *, strange: bool) -> list[_Drawn]:
     found = [_Drawn(draw.one(kind.names), False, kind.value, kind.asked) for kind in _KINDS_OF_COLUMN if draw.below(2)]
     for _ in range(max(2, 4 + draw.below(4) - len(found))):
         number = bool(draw.below(2))
         found.append(_Drawn(_name(draw, number=number), number, _number if number else _other))
+    found = [_made_strange(one, draw) if strange and draw.below(4) else one for one in found]
     return draw.some(found, len(found))
+
+
+def _made_strange(column: "_Drawn", draw: Draw) -> "_Drawn":
+    name = draw.one((_no_words(draw), _no_words(draw), f"{column.name} {_no_word(draw)}"))
+    return _Drawn(name, column.number, column.value if column.number else _no_words)
 
 
 def _name(draw: Draw, *, number: bool) -> str:
@@ -256,8 +285,8 @@ def _name(draw: Draw, *, number: bool) -> str:
 # --- questions
 
 
-def _pair(draw: Draw, name: str) -> Pair:
-    columns = _columns(draw)
+def _pair(draw: Draw, name: str, *, strange: bool) -> Pair:
+    columns = _columns(draw, strange=strange)
     titles = [draw.one((it, it.title(), it.capitalize(), it.capitalize())) for it in (one.name for one in columns)]
     names = column_names(titles)
     shown, *others = draw.some(range(len(columns)), min(len(columns), 2 + _further(draw)))

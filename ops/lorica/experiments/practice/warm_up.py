@@ -35,10 +35,7 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
     practice, vocabulary = section.practice, section.vocabulary or None
     if practice is None:
         return SizedModel(section.size, vocabulary)
-    said = section.model_dump()
-    if practice.task == "sql":  # what this file has learnt since leaves the names of earlier starts alone
-        del said["practice"]["task"]
-    name = digest_of(canonical_json(said))[:12]
+    name = _name(section)
     text = out / f"practice-{name}.txt"
     if not text.exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -46,14 +43,37 @@ def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, 
     source = SizedModel(section.size, vocabulary, text)
     if not practice.warms_up:
         return source
-    folder = out / f"start-{name}"
+    first = _practised(practice, source, out / f"start-{name}", _pairs(practice, data), device, console)
+    if not practice.strange:
+        return first
+    strange = random_tables.pairs(practice.strange, seed=practice.seed, strange=True)
+    return _practised(practice, first, out / f"start-{name}-{practice.strange}", strange, device, console)
+
+
+def _name(section: StartSection) -> str:
+    """Of the first part. What this file has learnt since leaves the names of earlier starts alone."""
+    said = section.model_dump()
+    del said["practice"]["strange"]
+    if said["practice"]["task"] == "sql":
+        del said["practice"]["task"]
+    return digest_of(canonical_json(said))[:12]
+
+
+def _practised(
+    practice: PracticeSection,
+    source: ModelSource,
+    folder: Path,
+    pairs: Iterator[Pair],
+    device: DeviceSettings,
+    console: Console,
+) -> FolderModel:
     if not folder.exists():
-        console.print(f"warming up a {section.size} model, once for all runs", highlight=False)
+        console.print(f"warming up a model, once for all runs: {folder.name}", highlight=False)
         with console.status("") as status:
             write_warm_start(
                 folder,
                 source,
-                _as_data(_pairs(practice, data), practice.task),
+                _as_data(pairs, practice.task),
                 {"task.kind": practice.task, **{f"training.{key}": value for key, value in practice.training.items()}},
                 seed=practice.seed,
                 device=device,
