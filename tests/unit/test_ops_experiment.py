@@ -522,4 +522,6 @@ def test_a_start_may_be_what_silos_with_labels_made_before(silos: Path, tmp_path
     ]
     assert made[0].layout == made[1].layout
     assert made[0].plan.model.initial != made[1].plan.model.initial
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before", "few", "start"], "nothing else is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before", "few", "start"], (
+        "nothing else is left"
+    )

@@ -106,9 +106,10 @@ def written(folder: Path, *lines: object) -> Path:
     return file
 
 
-def test_every_query_over_a_random_table_is_one_and_copies_its_values_from_the_question() -> None:
+@pytest.mark.parametrize("strange", [False, True])
+def test_every_query_over_a_random_table_is_one_and_copies_its_values_from_the_question(strange: bool) -> None:
     asked = set()
-    for pair in random_tables.pairs(600, seed=2):
+    for pair in random_tables.pairs(600, seed=2, strange=strange):
         names = [column.name for column in pair.schema.tables[0].columns]
         query = parsed(pair.query, names)
         assert query is not None
@@ -129,24 +130,42 @@ def test_random_tables_are_the_seeds_and_none_is_drawn_twice() -> None:
     assert len({pair.schema.tables for pair in drawn}) == len(drawn), "or one could be learnt instead of read"
 
 
+def test_strange_columns_are_most_of_their_tables_and_no_two_are_named_alike() -> None:
+    common = {
+        column.name.lower() for pair in random_tables.pairs(3000, seed=1) for column in pair.schema.tables[0].columns
+    }
+    strange = [
+        column.name.lower()
+        for pair in random_tables.pairs(300, seed=1, strange=True)
+        for column in pair.schema.tables[0].columns
+    ]
+    unknown = [name for name in strange if name not in common]
+    assert 0.6 < len(unknown) / len(strange) < 0.9
+    assert len(set(unknown)) > 0.95 * len(unknown), "or one could be learnt instead of copied"
+
+
 def test_a_start_of_another_task_is_practised_in_its_form(tmp_path: Path) -> None:
     practice = "[practice.training]\nepochs = 1\nlearning_rate = 1e-2\nmax_input_tokens = 32\nmax_output_tokens = 32"
-    own = section(f'task = "wikisql"\n{practice}')
-    start(own, tmp_path, tmp_path / "out", ONE_CORE, Console(quiet=True))
+    own = section(f'task = "wikisql"\nstrange = 32\n{practice}')
+    last = start(own, tmp_path, tmp_path / "out", ONE_CORE, Console(quiet=True))
     (text,) = (tmp_path / "out").glob("practice-*.txt")
     assert text.read_text().splitlines()[1].startswith("SELECT ")
     assert " FROM table WHERE " in text.read_text()
     assert "alias0" not in text.read_text()
-    assert len(list((tmp_path / "out").glob("start-*/model.safetensors"))) == 1
+    first, second = sorted((tmp_path / "out").glob("start-*/model.safetensors"))
+    assert first.read_bytes() != second.read_bytes(), "it goes on with the strange ones"
+    assert last == FolderModel(second.parent)
 
 
 def test_a_start_keeps_the_name_that_it_had_before_tasks_had_practices_of_their_own(tmp_path: Path) -> None:
     start(section(), tmp_path, tmp_path, ONE_CORE, Console(quiet=True))
     said = section().model_dump()
-    del said["practice"]["task"]
+    del said["practice"]["task"], said["practice"]["strange"]
     assert (tmp_path / f"practice-{digest_of(canonical_json(said))[:12]}.txt").exists()
 
 
 def test_practice_of_two_forms_at_once_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match='strange goes with task = "wikisql" and epochs: remove it'):
+        section("strange = 9")
     with pytest.raises(ConfigurationError, match='task = "wikisql" another: remove one'):
         section('task = "wikisql"\nwikisql = "w.jsonl.gz"')

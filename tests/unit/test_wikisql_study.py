@@ -124,6 +124,12 @@ def test_each_row_of_the_study_is_a_plan_and_all_make_as_many_server_steps_on_la
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("labels", [300, 100])
+def test_studies_of_fewer_labels_are_the_same_but_for_those(labels: int) -> None:
+    whole, fewer = (Study.read(STUDIES / f"fedparsing{more}.toml") for more in ("", f"-{labels}"))
+    assert fewer == whole.model_copy(update={"name": f"fedparsing-{labels}", "at_most": {"server": labels}})
+
+
 def test_a_quorum_is_of_the_silos_that_train() -> None:
     silos = [SiloName(name) for name in ("server", "ward-1", "ward-2", "ward-3")]
     of = {"semi_supervised.unlabelled": ["ward-*"]}
