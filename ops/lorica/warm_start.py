@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from lorica_coordinator.plans.model_source import SizedModel
+from lorica_coordinator.plans.model_source import ModelSource
 from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_coordinator.vectors import model_file
 from lorica_coordinator.vectors.model_file import MODEL_FILE
@@ -23,7 +23,7 @@ _ONCE = {"schedule.rounds": 1, "schedule.min_silos": 1}
 
 def write_warm_start(
     folder: Path,
-    source: SizedModel,
+    source: ModelSource,
     data: SiloData,
     values: Mapping[str, object],
     *,
@@ -31,8 +31,8 @@ def write_warm_start(
     device: DeviceSettings,
     on_progress: Progress = lambda fraction, loss: None,
 ) -> None:
-    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan's
-    [training], by whole keys.
+    """Train `source` on the training part of `data` and write it to the new `folder`; `values` are those of a plan,
+    by whole keys: of [training], and of the task where it is not "sql".
 
     Raises what making a plan and training raise; `folder` is there only when all is done.
     """

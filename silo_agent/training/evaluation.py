@@ -29,6 +29,9 @@ Parts = Callable[[Mapping[str, float]], None]
 """Hears of how many answers each metric of the task was right, under its name; a part of an answer where it is right in
 part."""
 
+Truths = Callable[[Sequence[tuple[float, ...]]], None]
+"""Hears of each answer how much of it is right, by each of the task's metrics; in the same order each time."""
+
 
 def in_sandbox(box: Sandbox) -> SameResult:
     """Execution in an open sandbox; a predicted query that fails or is refused is a mismatch."""
@@ -56,6 +59,7 @@ def evaluate(
     max_output_tokens: int,
     same_result: SameResult | None,
     on_parts: Parts,
+    on_truths: Truths = lambda truths: None,
     on_progress: Callable[[float], None],
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
@@ -92,6 +96,7 @@ def evaluate(
     right = [
         task.right(text, examples[index].query, schemas[examples[index].db_id]) for index, text in predictions.items()
     ]
+    on_truths(right)
     counts = {name: sum(found) for name, found in zip(task.metrics, zip(*right, strict=True), strict=True)}
     on_parts(counts)
     return Evaluation(

@@ -31,7 +31,7 @@ from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.data.views import View, other_views
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.draws import Seed
-from silo_agent.training.evaluation import Parts, SameResult, evaluate
+from silo_agent.training.evaluation import Parts, SameResult, Truths, evaluate
 from silo_agent.training.generation import generated
 from silo_agent.training.local_trainer import Objective, Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
@@ -353,6 +353,7 @@ class SiloTrainer:
         most: int | None = None,
         same_result: SameResult | None = None,
         on_parts: Parts = lambda counts: None,
+        on_truths: Truths = lambda truths: None,
         on_progress: Callable[[float], None] = lambda fraction: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
@@ -360,8 +361,8 @@ class SiloTrainer:
         `max_examples`.
 
         Which examples those are depends on plan and silo alone, so that scores of different rounds compare. Execution
-        is counted where `same_result` is given (see evaluation.in_sandbox). `on_parts` hears what is the silo's own
-        (evaluation.py). Raises DataError for an empty split.
+        is counted where `same_result` is given (see evaluation.in_sandbox). `on_parts` and `on_truths` hear
+        what is the silo's own (evaluation.py). Raises DataError for an empty split.
         """
         examples = self._data.split(split)
         if not examples:
@@ -382,6 +383,7 @@ class SiloTrainer:
             max_output_tokens=self._section.max_output_tokens,
             same_result=same_result if section.execution and self._task.executes else None,
             on_parts=on_parts,
+            on_truths=on_truths,
             on_progress=on_progress,
             should_stop=should_stop,
             clock=self._clock,

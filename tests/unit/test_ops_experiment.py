@@ -17,10 +17,14 @@ from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import write_silo
 from lorica.experiments.data import merged, own_copy, require_same
 from lorica.experiments.definition import SETUPS, Run, Study
-from lorica.experiments.reports.report import changes, loss_curves, share_curves, spread, write_report
+from lorica.experiments.practice.labelled_start import write_labelled_start
+from lorica.experiments.reports.report import changes, loss_curves, share_curves, write_report
+from lorica.experiments.reports.tables import spread
 from lorica.experiments.results_file import RESULTS, append_result, results
 from lorica.experiments.run import run_study
 from lorica.simulation.run import silos_in
+from lorica_coordinator.plans.model_source import FolderModel, SizedModel
+from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError, Conflict, DataError, StorageError
 from lorica_security.host.process_lock import ProcessLock
@@ -505,3 +509,19 @@ def test_what_a_kill_left_of_a_run_that_is_done_is_deleted(silos: Path, tmp_path
         (tmp_path / "runs" / run.key / "plans").mkdir(parents=True)
     run_study(every, tmp_path, data=silos.parent, console=Console(quiet=True))
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_start_may_be_what_silos_with_labels_made_before(silos: Path, tmp_path: Path) -> None:
+    values = {"schedule.rounds": 1, "training.epochs": 1, "training.max_input_tokens": 16, "evaluation.initial": False}
+    before, after = SizedModel("micro"), FolderModel(tmp_path / "start")
+    few = own_copy(silos_in(silos), tmp_path / "few", {"clinic": 8, "insurer": 8})
+    write_labelled_start(tmp_path / "start", before, few, values, seed=1)
+    made = [
+        create_plan(tmp_path, name=name, federation="f", source=source, preset="default", seed=1, overrides={})
+        for name, source in (("before", before), ("after", after))
+    ]
+    assert made[0].layout == made[1].layout
+    assert made[0].plan.model.initial != made[1].plan.model.initial
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before", "few", "start"], (
+        "nothing else is left"
+    )

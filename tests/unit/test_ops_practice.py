@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lorica.experiments.definition import StartSection
-from lorica.experiments.practice import random_schemas, wikisql
+from lorica.experiments.practice import random_schemas, random_tables, wikisql
 from lorica.experiments.practice.random_schemas import Pair
 from lorica.experiments.practice.warm_up import start
 from lorica_coordinator.plans.model_source import FolderModel, SizedModel
@@ -17,6 +17,8 @@ from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError
 from silo_agent.training.device import DeviceSettings
+from silo_agent.training.tasks.wikisql_query import AGGREGATES, parsed
+from silo_wire.canonical import canonical_json, digest_of
 
 ONE_CORE = DeviceSettings(device="cpu", threads=1)
 QUESTION = {
@@ -102,3 +104,68 @@ def written(folder: Path, *lines: object) -> Path:
     file = folder / "questions.jsonl.gz"
     file.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
     return file
+
+
+@pytest.mark.parametrize("strange", [False, True])
+def test_every_query_over_a_random_table_is_one_and_copies_its_values_from_the_question(strange: bool) -> None:
+    asked = set()
+    for pair in random_tables.pairs(600, seed=2, strange=strange):
+        names = [column.name for column in pair.schema.tables[0].columns]
+        query = parsed(pair.query, names)
+        assert query is not None
+        assert query.conditions
+        assert all(condition.value in pair.question for condition in query.conditions)
+        assert len({query.column, *(condition.column for condition in query.conditions)}) == 1 + len(query.conditions)
+        numbers = {index for index, one in enumerate(pair.schema.tables[0].columns) if one.sql_type == "real"}
+        assert {condition.column for condition in query.conditions if not condition.quoted} <= numbers
+        asked.add((AGGREGATES[query.aggregate], query.conditions[0].operator))
+    assert {aggregate for aggregate, _ in asked} == set(AGGREGATES)
+    assert {operator for _, operator in asked} == {0, 1, 2}
+
+
+def test_random_tables_are_the_seeds_and_none_is_drawn_twice() -> None:
+    drawn = list(random_tables.pairs(200, seed=1))
+    assert drawn == list(random_tables.pairs(200, seed=1))
+    assert not {pair.question for pair in drawn} & {pair.question for pair in random_tables.pairs(200, seed=2)}
+    assert len({pair.schema.tables for pair in drawn}) == len(drawn), "or one could be learnt instead of read"
+
+
+def test_strange_columns_are_most_of_their_tables_and_no_two_are_named_alike() -> None:
+    common = {
+        column.name.lower() for pair in random_tables.pairs(3000, seed=1) for column in pair.schema.tables[0].columns
+    }
+    strange = [
+        column.name.lower()
+        for pair in random_tables.pairs(300, seed=1, strange=True)
+        for column in pair.schema.tables[0].columns
+    ]
+    unknown = [name for name in strange if name not in common]
+    assert 0.6 < len(unknown) / len(strange) < 0.9
+    assert len(set(unknown)) > 0.95 * len(unknown), "or one could be learnt instead of copied"
+
+
+def test_a_start_of_another_task_is_practised_in_its_form(tmp_path: Path) -> None:
+    practice = "[practice.training]\nepochs = 1\nlearning_rate = 1e-2\nmax_input_tokens = 32\nmax_output_tokens = 32"
+    own = section(f'task = "wikisql"\nstrange = 32\n{practice}')
+    last = start(own, tmp_path, tmp_path / "out", ONE_CORE, Console(quiet=True))
+    (text,) = (tmp_path / "out").glob("practice-*.txt")
+    assert text.read_text().splitlines()[1].startswith("SELECT ")
+    assert " FROM table WHERE " in text.read_text()
+    assert "alias0" not in text.read_text()
+    first, second = sorted((tmp_path / "out").glob("start-*/model.safetensors"))
+    assert first.read_bytes() != second.read_bytes(), "it goes on with the strange ones"
+    assert last == FolderModel(second.parent)
+
+
+def test_a_start_keeps_the_name_that_it_had_before_tasks_had_practices_of_their_own(tmp_path: Path) -> None:
+    start(section(), tmp_path, tmp_path, ONE_CORE, Console(quiet=True))
+    said = section().model_dump()
+    del said["practice"]["task"], said["practice"]["strange"]
+    assert (tmp_path / f"practice-{digest_of(canonical_json(said))[:12]}.txt").exists()
+
+
+def test_practice_of_two_forms_at_once_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match='strange goes with task = "wikisql" and epochs: remove it'):
+        section("strange = 9")
+    with pytest.raises(ConfigurationError, match='task = "wikisql" another: remove one'):
+        section('task = "wikisql"\nwikisql = "w.jsonl.gz"')

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from lorica.experiments.definition import SETUPS, Study
-from lorica.experiments.reports.report import PAGE, report_text, require_done
+from lorica.experiments.reports.report import PAGE, report_text
+from lorica.experiments.reports.tables import require_done
 from lorica.experiments.results_file import RESULTS
 
 OPS = Path(__file__).resolve().parents[2] / "ops"

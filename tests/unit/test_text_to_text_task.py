@@ -13,7 +13,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.evaluation import whole
-from silo_agent.training.tasks import similarity, text_to_text
+from silo_agent.training.tasks import similarity, text_task
 from silo_agent.training.tasks.named import task_marked_by, task_of
 from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
 from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
@@ -135,8 +135,10 @@ def test_a_folder_of_another_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_installed_is_said_when_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_to_text, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"needs sacrebleu, which is not installed: .*lorica\[silo,text\]"):
+    monkeypatch.setattr(text_task, "find_spec", lambda name: None)
+    with pytest.raises(
+        DataError, match=r"needs sacrebleu, which is not installed: install Lorica's wheel with the extra text"
+    ):
         TEXT_TO_TEXT.data(written(tmp_path / "d", train=[line(1)], dev=[line(2)]))
 
 

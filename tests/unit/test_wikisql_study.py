@@ -10,12 +10,15 @@ import pytest
 from lorica.experiments.data import merged, own_copy
 from lorica.experiments.definition import Study
 from lorica.experiments.practice.wikisql_silos import HELD_OUT, write_wikisql_silos
-from lorica.experiments.run import quorum
+from lorica.experiments.results_file import results
+from lorica.experiments.run import quorum, run_study
 from lorica.simulation.run import silos_in
 from lorica_coordinator.plans.plan_folder import require_valid
+from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError, DataError
 from lorica_security.identifiers import SiloName
 from silo_agent.training.tasks.wikisql import WIKISQL
+from silo_agent.training.tasks.wikisql_query import METRICS
 
 STUDIES = Path(__file__).resolve().parents[2] / "ops" / "lorica" / "experiments" / "studies"
 SQL = {"agg": 0, "sel": 1, "conds": [[0, 0, "paris"]]}
@@ -121,6 +124,12 @@ def test_each_row_of_the_study_is_a_plan_and_all_make_as_many_server_steps_on_la
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize("labels", [300, 100])
+def test_studies_of_fewer_labels_are_the_same_but_for_those(labels: int) -> None:
+    whole, fewer = (Study.read(STUDIES / f"fedparsing{more}.toml") for more in ("", f"-{labels}"))
+    assert fewer == whole.model_copy(update={"name": f"fedparsing-{labels}", "at_most": {"server": labels}})
+
+
 def test_a_quorum_is_of_the_silos_that_train() -> None:
     silos = [SiloName(name) for name in ("server", "ward-1", "ward-2", "ward-3")]
     of = {"semi_supervised.unlabelled": ["ward-*"]}
@@ -129,3 +138,77 @@ def test_a_quorum_is_of_the_silos_that_train() -> None:
     assert quorum({**of, "semi_supervised.order": "together"}, silos) == 4
     assert quorum(of, silos) == 3
     assert [quorum({**of, "schedule.cohort_size": drawn}, silos) for drawn in (0, 2, 9)] == [3, 2, 3]
+
+
+ROWS = """
+name = "rows"
+silos = "silos"
+setups = ["fedavg"]
+scored = ["server"]
+pseudo_labels = 6
+compare_with = "alone"
+[start]
+size = "micro"
+[plan]
+"task.kind" = "wikisql"
+"training.epochs" = 60
+"training.learning_rate" = 1e-2
+"training.dropout" = 0.0
+"training.max_input_tokens" = 64
+"training.max_output_tokens" = 48
+[only.fedavg]
+"aggregation.weighting" = "equal"
+[variants.alone]
+"schedule.rounds" = 1
+"semi_supervised.unlabelled" = ["ward-*"]
+"semi_supervised.teacher" = "none"
+[variants.taught]
+"schedule.rounds" = 2
+"training.overrides.ward-000.epochs" = 1
+"training.overrides.ward-001.epochs" = 1
+"training.overrides.ward-002.epochs" = 1
+"semi_supervised.unlabelled" = ["ward-*"]
+"""
+
+
+def test_a_run_tells_all_metrics_of_the_scored_silo_and_how_many_pseudo_labels_are_right(
+    source: Path, tmp_path: Path
+) -> None:
+    """The model learns the one answer that the server has, which is wrong for one client of three."""
+    gold = source / "clients_gold.jsonl.gz"
+    lines = [json.loads(text) for text in gzip.decompress(gold.read_bytes()).splitlines()]
+    others = [{**one, "sql": {**SQL, "sel": 0}} if one["client"] == 1 else one for one in lines]
+    gold.write_bytes(gzip.compress("".join(f"{json.dumps(one)}\n" for one in others).encode()))
+    dev = "".join(f"{json.dumps(line(f'd-{number}', sql=SQL))}\n" for number in range(2))
+    (source / "dev.jsonl.gz").write_bytes(gzip.compress(dev.encode()))
+    write_wikisql_silos(source, tmp_path / "silos", silos=3)
+    study = parse_toml(Study, ROWS, "study.toml")
+    page = run_study(study, tmp_path / "out", data=tmp_path, device="cpu", threads=1).read_text()
+    alone, taught = results(tmp_path / "out")
+    for run in (alone, taught):
+        for split in ("test", "dev"):
+            assert list(run[split]) == ["server"], "silos that are not scored have no score"
+            assert set(METRICS) <= set(run[split]["server"])
+            assert run[split]["server"]["overall"] == run[split]["server"]["exact_match"]
+        assert all(set(row["silos"]) <= {"server"} for row in run["rounds"][0])
+        assert run["pseudo_labels"] == [{"round": 1, "right": 0.66667}], "of what silos with labels made"
+    assert alone["test"]["server"]["right"] == "1"
+    assert [row["round"] for row in taught["rounds"][0]] == [0, 1, 2]
+    assert "| alone | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |" in page
+    assert "| taught | 1 | 66.7 | 66.7 |" in page
+    assert "| alone | 1 | 66.7 | 66.7 | 100.0 |  |" in page
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('"fedavg"]', '"fedavg", "finetuning"]'), "of one federation each: leave finetuning out"),
+        (
+            ('compare_with = "alone"', 'compare_with = "nobody"'),
+            "compare_with = 'nobody' is no variant: use alone, taught",
+        ),
+    ],
+)
+def test_a_study_that_compares_with_nothing_is_refused(change: tuple[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse_toml(Study, ROWS.replace(*change), "study.toml")

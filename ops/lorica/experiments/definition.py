@@ -6,7 +6,7 @@ same for each set-up.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -16,8 +16,10 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from lorica.hostile.named import NOBODY, Hostility, attack_named
 from lorica_security.console.strict_toml import NameText, Section, parse_toml
 from lorica_security.errors import ConfigurationError
-from lorica_security.identifiers import silo_name
+from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.canonical import canonical_json, digest_of
+from silo_wire.plans.sections.named_silos import is_among
+from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 
 Way = Literal["together", "alone", "centralized"]
 Value = str | int | float | bool | list[str]
@@ -71,6 +73,9 @@ class PracticeSection(Section):
     (warm_up.py)."""
 
     pairs: Annotated[int, Field(ge=1)]  # over random schemas
+    task: Literal["sql", "wikisql"] = "sql"  # "wikisql": over random tables, in the form of that task
+    # with it: so many pairs more, afterwards and by the same values, most of whose columns have names that are no words
+    strange: Annotated[int, Field(ge=0)] = 0
     wikisql: str = ""  # a .jsonl.gz of its labelled questions
     seed: int = 1
     training: dict[str, Value] = Field(
@@ -81,6 +86,12 @@ class PracticeSection(Section):
     def _training_has_an_end(self) -> "PracticeSection":
         if self.training and not self.warms_up:
             raise ValueError("[start.practice.training] has no epochs, so that nothing would be trained: add them")
+        if self.strange and (self.task == "sql" or not self.warms_up):
+            raise ValueError('[start.practice] strange goes with task = "wikisql" and epochs: remove it')
+        if self.task == "wikisql" and self.wikisql:
+            raise ValueError(
+                '[start.practice] wikisql has SQL as the task "sql" writes it, and task = "wikisql" another: remove one'
+            )
         return self
 
     @property
@@ -117,6 +128,7 @@ _ATTACK: Final = "hostile.attack"
 _COUNT: Final = "hostile.count"
 VARIANT: Final = "variant"
 """In a run's point: the name of its variant."""
+_UNLABELLED: Final = "semi_supervised.unlabelled"
 _SETUP: Final = "setup"
 """In a variant: the one set-up that it is of."""
 
@@ -169,6 +181,11 @@ class Study(Section):
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
     lower_case: bool = False  # SQL outside quotes, of silos and of the practice: schemas are in lower case
+    scored: Listed[str] = ()  # silos whose test split is scored at the end; empty: all that have labels
+    # of silos without labels, so many training questions whose answers are compared with the silos' own after each
+    # round of silos with labels, which the training never sees
+    pseudo_labels: Annotated[int, Field(ge=0)] = 0
+    compare_with: str = ""  # a variant: the row that others are compared with, in metrics of the task
     plan: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
@@ -214,6 +231,18 @@ class Study(Section):
                 run.study.hostile.at(run.point)
         return self
 
+    @model_validator(mode="after")
+    def _compared_with_a_variant(self) -> "Study":
+        if self.compare_with and self.compare_with not in self.variants:
+            raise ValueError(f"compare_with = {self.compare_with!r} is no variant: use {', '.join(self.variants)}")
+        return self
+
+    @model_validator(mode="after")
+    def _pseudo_labels_of_one_federation(self) -> "Study":
+        if self.pseudo_labels and any(SETUPS[run.setup].way == "alone" for run in self.runs()):
+            raise ValueError("pseudo_labels is of runs that are of one federation each: leave finetuning out")
+        return self
+
     @field_validator("variants")
     @classmethod
     def _variants_of_known_set_ups(cls, value: dict[str, dict[str, Value]]) -> dict[str, dict[str, Value]]:
@@ -255,6 +284,15 @@ class Study(Section):
             own = self.variants.get(str(point.get(VARIANT)), {}).get(_SETUP)
             for setup in self.setups if own is None else (str(own),):
                 yield Run(study=self, setup=setup, seed=seed, point=point)
+
+    def pupils(self, silos: Iterable[SiloName]) -> list[SiloName]:
+        """Those of `silos` that train without labels in some row."""
+        named = [
+            name
+            for run in self.runs()
+            for name in SemiSupervisedSection.model_validate({"unlabelled": run.values.get(_UNLABELLED, [])}).unlabelled
+        ]
+        return [silo for silo in silos if is_among(silo, named)]
 
     def _counts_nobody_again(self, point: Mapping[str, Value]) -> bool:
         """Where nobody is hostile, their number says nothing: only its first value is run."""
@@ -298,6 +336,8 @@ class Run:
         start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
         content += ["lower case"] * self.study.lower_case
+        content += [list(self.study.scored)] if self.study.scored else []
+        content += [self.study.pseudo_labels] if self.study.pseudo_labels else []
         if self.study.hostile is not None:  # such a run is scored otherwise, whoever is hostile in it
             hostility = self.hostility
             content.append([] if hostility is None else [hostility.attack.name, *hostility.silos])

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -30,7 +30,7 @@ from lorica.experiments.practice.warm_up import start
 from lorica.experiments.reports.averages import macro_average, micro_average
 from lorica.experiments.reports.report import write_report
 from lorica.experiments.results_file import BY_MACRO, append_result, results
-from lorica.experiments.scoring import scores
+from lorica.experiments.scoring import pseudo_labels, scores
 from lorica.experiments.shard import WHOLE, Shard
 from lorica.hostile.backdoor import BACKDOOR
 from lorica.simulation.run import logging_to, silos_in, simulate
@@ -249,10 +249,12 @@ class _Doing:
                 parts = [(self.silos, self._simulated("plan", {ALL: folder}))]
         test: dict[str, dict[str, Any]] = {}
         by_macro: dict[str, dict[str, Any]] = {}
+        dev: dict[str, dict[str, Any]] = {}
         for silos, simulated in parts:
-            scored = scores(simulated, silos, self.settings, work=self.work)
+            scored = scores(simulated, silos, self.settings, work=self.work, only=self.run.study.scored)
             test |= scored.by_micro
             by_macro |= scored.by_macro
+            dev |= scored.dev
         facts = {
             "run": self.run.key,
             "study": self.run.study.name,
@@ -266,11 +268,21 @@ class _Doing:
             "test": test,
             "macro_exact_match": macro_average(test.values(), "exact_match"),
             "micro_exact_match": micro_average(test.values(), "exact_match"),
-            "rounds": [[_of_round(row) for row in simulated.rows] for _, simulated in parts],
-            "losses": [simulated.losses for _, simulated in parts],
-            "seconds": time.monotonic() - began,
+            "rounds": [[_of_round(row, self.run.study.scored) for row in simulated.rows] for _, simulated in parts],
+            "losses": [_told_of(simulated.losses, self.run.study.scored) for _, simulated in parts],
         }
-        return facts if by_macro == test else {**facts, BY_MACRO: by_macro}
+        facts |= {BY_MACRO: by_macro} if by_macro != test else {}
+        facts |= {"dev": dev} if dev else {}
+        facts |= {"pseudo_labels": taught} if (taught := self._pseudo_labels(parts)) else {}
+        return {**facts, "seconds": time.monotonic() - began}
+
+    def _pseudo_labels(self, parts: Sequence[tuple[Mapping[SiloName, Path], Simulated]]) -> list[dict[str, Any]]:
+        most = self.run.study.pseudo_labels
+        if not most:
+            return []
+        ((silos, simulated),) = parts  # a study that asks for it has no others
+        pupils = self.run.study.pupils(silos)
+        return pseudo_labels(simulated, silos, self.settings, work=self.work, pupils=pupils, most=most)
 
     def _facts_beside_hostile_silos(self) -> dict[str, Any]:
         """What the last model came to at honest silos. A federation that hostile silos brought to an end has no model,
@@ -329,18 +341,27 @@ class _Doing:
             self.work / f"of-{name}",
             device=self.settings.device,
             threads=self.settings.threads,
+            every_model=self.run.study.pseudo_labels > 0,
             hostility=self.run.hostility,
         )
         gc.collect()  # its agents hold each other, and its model: each simulation of a process would leave one behind
         return simulated
 
 
-def _of_round(row: RoundRow) -> dict[str, Any]:
+_Told = TypeVar("_Told")
+
+
+def _told_of(by_silo: Mapping[SiloName, _Told], only: Collection[str]) -> dict[SiloName, _Told]:
+    """A line need not be long because silos are many that nobody looks at by themselves."""
+    return {silo: told for silo, told in by_silo.items() if not only or silo in only}
+
+
+def _of_round(row: RoundRow, only: Collection[str]) -> dict[str, Any]:
     """Without what follows from the rest."""
     facts = round_facts(row)
     told = {
         silo: {key: value for key, value in of_silo.items() if key not in _FOLLOWS and value is not None}
-        for silo, of_silo in facts["silos"].items()
+        for silo, of_silo in _told_of(facts["silos"], only).items()
     }
     return {**facts, "silos": told}
 

@@ -24,11 +24,12 @@ class KeptModel:
     """The best model by MacroAvg on dev, which a coordinator does not keep: its best is by MicroAvg.
 
     Each model that silos fetch stands in `folder` until its round has been scored; then the best one stays, and the
-    initial one where nobody scores it. A simulation that goes on tells all rounds again.
+    initial one where nobody scores it. A simulation that goes on tells all rounds again. With `every`, all of them
+    stay.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, every: bool = False) -> None:
+        self._folder, self._every = folder, every
         self._best: Digest | None = None
         self._score = 0.0
         self._passed: set[Digest] = set()
@@ -53,15 +54,17 @@ class KeptModel:
             over, self._best, self._score = self._best, row.model, row.macro_exact_match
         else:
             over = row.model
-        if over is not None and over != self._best:
+        if over is not None and over != self._best and not self._every:
             self._passed.add(over)
             self._path(over).unlink(missing_ok=True)
 
     def best(self, layout: Layout) -> RoundModel | None:
         """A model of `layout`; None where none was scored. Raises StorageError where its file is gone."""
-        if self._best is None:
-            return None
-        path = self._path(self._best)
+        return None if self._best is None else self.model(self._best, layout)
+
+    def model(self, model: Digest, layout: Layout) -> RoundModel:
+        """One that stayed; raises StorageError where its file is gone."""
+        path = self._path(model)
         try:
             with path.open("rb") as file:
                 return RoundModel(file=path, manifest=manifest_of(layout, iter(lambda: file.read(CHUNK_BYTES), b"")))

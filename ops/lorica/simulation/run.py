@@ -92,6 +92,7 @@ def simulate(
     threads: int = 0,
     workers: int = 1,
     hostility: Hostility | None = None,
+    every_model: bool = False,
     on_round: OnRound = lambda row: None,
 ) -> Simulated:
     """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes;
@@ -99,8 +100,9 @@ def simulate(
 
     `out` gets rounds.jsonl and summary.json, and unless this process has logs of its own (structlog), simulation.log.
     Silos that `hostility` names send what its attack makes. They look at all updates of a round, which nobody keeps, so
-    such a simulation does not go on where it was cut off. Raises what stopped it: of the plan, the data, a silo's
-    policy, or a worker that died; ConfigurationError for hostile silos in an `out` that is there already.
+    such a simulation does not go on where it was cut off. With `every_model`, `kept` has each model that silos fetched.
+    Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died; ConfigurationError for
+    hostile silos in an `out` that is there already.
     """
     threads = threads_of_a_worker(threads, min(workers, len(silos)))
     bundle = compile_plan(plan_folder)
@@ -113,7 +115,7 @@ def simulate(
             )
     make_folder(out)
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
-    kept = KeptModel(out / "kept")
+    kept = KeptModel(out / "kept", every=every_model)
     parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy, kept
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():

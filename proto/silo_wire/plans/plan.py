@@ -39,7 +39,7 @@ _LATER_KEYS: Final = {
         }
     ),
     "schedule": frozenset({"cohort_size"}),
-    "task": frozenset({"score"}),
+    "task": frozenset({"score", "version", "digest"}),
     "training": frozenset({"steps", "drift_correction"}),
 }
 _LATER_SECTIONS: Final = ("task", "semi_supervised")

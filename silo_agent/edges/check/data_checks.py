@@ -93,7 +93,7 @@ def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:
 
 def check_unit(sources: SiloSources, unit: str) -> str:
     try:
-        data = sources.data_for(Reading(unit_field=unit, private=True, task=sources.data().task))
+        data = sources.data_for(replace(sources.reading, unit_field=unit, private=True, labelled=True))
     except UnitOwnsHalf as error:
         raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:

@@ -19,11 +19,11 @@ from silo_agent.training.data.text_to_sql_data import Example
 T = TypeVar("T")
 
 
-def _words(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_THINGS = _words(
+THINGS = listed(
     "account actor address agency airline airport album animal area artist author award bank battle bird boat book "
     "branch bridge building bus business camera camp car category channel church city class client club coach college "
     "color company concert conference contest council country county course "
@@ -40,36 +40,36 @@ _THINGS = _words(
     "topic tournament town track train trip truck university user vehicle venue village visit voter wine winner "
     "worker writer"
 )
-_TEXTS = _words(
+TEXTS = listed(
     "name title description type code status style gender address city country state street nationality language "
     "phone email homepage color category position department genre role note level region month day material comment "
     "reference county currency format brand word first_name last_name full_name birth_place location_name class_name "
     "home_city abstract subject"
 )
-_NUMBERS = _words(
+NUMBERS = listed(
     "age year price cost rating population area size height weight length capacity budget salary points score rank "
     "number quantity amount distance duration speed density count elevation credits stars opening_year birth_year "
     "release_year number_of_seats citation_count review_count total_sales stops arrival_time departure_time"
 )
-_FIRST = _words(
+FIRST = listed(
     "ada amy ben carl clara dan david edith ella emma eric eva frank grace hans harry helen hugo ida irene ivan "
     "jack jane john karl kate laura leo linda lisa lucy mark martin mary max nina noah nora olga oscar paul peter "
     "ralph rosa ruth sam sara simon sofia tom vera victor walter"
 )
-_LAST = _words(
+LAST = listed(
     "adams bauer becker black brown carter chen clark cohen cook davis diaz evans fischer ford fox garcia green "
     "hall harris hill hughes jones kelly king kim klein lee lewis lopez martin meyer miller moore morris murphy "
     "nelson novak olsen park patel perez price reed rossi santos silva singh smith "
     "stone tanaka taylor turner walker wang weber white wilson wood young"
 )
-_PLACES = _words(
+PLACES = listed(
     "amber arden ashford bay beacon brook camden cedar clifton crystal dover eagle east elm fair forest glen golden "
     "grand green harbor high hill iron kings lake lincoln long maple mill north oak old park pine port queens red "
     "river rock royal salem silver "
     "south spring stone summer union "
     "valley west white wild willow winter wood york"
 )
-_KINDS = _words(
+KINDS = listed(
     "active annual basic blue central classic closed daily digital double early final free full global heavy high "
     "indoor late light local main major "
     "medium minor modern monthly national new northern official open private public quick rural short single small "
@@ -151,12 +151,12 @@ class _Database:
 
     @classmethod
     def drawn(cls, draw: Draw, name: str) -> "_Database":
-        names = draw.some(_THINGS, 2 + draw.below(4))
+        names = draw.some(THINGS, 2 + draw.below(4))
         things: list[_Thing] = []
         for index, thing in enumerate(names):
             links = (f"{draw.one(names[:index])}_id",) if index else ()
-            texts = ["name", *(text for text in draw.some(_TEXTS, 1 + draw.below(4)) if text != "name")]
-            things.append(_Thing(thing, tuple(texts), tuple(draw.some(_NUMBERS, 1 + draw.below(3))), links))
+            texts = ["name", *(text for text in draw.some(TEXTS, 1 + draw.below(4)) if text != "name")]
+            things.append(_Thing(thing, tuple(texts), tuple(draw.some(NUMBERS, 1 + draw.below(3))), links))
         return cls(name, tuple(draw.some(things, len(things))))
 
     @property
@@ -207,14 +207,14 @@ def _said(column: str) -> str:
 
 def _text(draw: Draw) -> str:
     forms: tuple[Callable[[], str], ...] = (
-        lambda: f"{draw.one(_FIRST)} {draw.one(_LAST)}",
-        lambda: f"{draw.one(_FIRST).title()} {draw.one(_LAST).title()}",
-        lambda: f"{draw.one(_PLACES)} {draw.one(_PLACES)}",
-        lambda: f"{draw.one(_PLACES).title()}{draw.one(('ton', 'ville', ' City', 'burg', 'field'))}",
-        lambda: draw.one(_KINDS),
-        lambda: draw.one(_KINDS).title(),
+        lambda: f"{draw.one(FIRST)} {draw.one(LAST)}",
+        lambda: f"{draw.one(FIRST).title()} {draw.one(LAST).title()}",
+        lambda: f"{draw.one(PLACES)} {draw.one(PLACES)}",
+        lambda: f"{draw.one(PLACES).title()}{draw.one(('ton', 'ville', ' City', 'burg', 'field'))}",
+        lambda: draw.one(KINDS),
+        lambda: draw.one(KINDS).title(),
         lambda: "".join(draw.one("ABCDEFGHIKLMNOPRSTUVW") for _ in range(2 + draw.below(3))),
-        lambda: f"{draw.one(_KINDS)} {draw.one(_THINGS)}",
+        lambda: f"{draw.one(KINDS)} {draw.one(THINGS)}",
     )
     return draw.one(forms)()
 

@@ -6,26 +6,34 @@ otherwise.
 
 import itertools
 import math
-import re
 import statistics
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lorica.experiments.definition import SETUPS, VARIANT, Study
+from lorica.experiments.definition import SETUPS, Study
 from lorica.experiments.reports import hostile_report
 from lorica.experiments.reports.averages import Score, macro_average, micro_average
-from lorica.experiments.reports.intervals import RESAMPLES, Difference, paired, right_of
+from lorica.experiments.reports.intervals import RESAMPLES, right_of
 from lorica.experiments.reports.pictures import Curve, Curves, Dots, Picture, draw
-from lorica.experiments.results_file import BY_MACRO, results, results_files
+from lorica.experiments.reports.rows_report import rows_text
+from lorica.experiments.reports.tables import (
+    Group,
+    Line,
+    difference,
+    grouped,
+    provenance,
+    require_done,
+    row_name,
+    spread,
+    table,
+    wrapped,
+)
+from lorica.experiments.results_file import BY_MACRO, results_files
 from lorica_coordinator.service.records import COMPLETED
-from lorica_security.errors import ConfigurationError
 
 PAGE = "report.md"
-Line = Mapping[str, Any]
 
 
 def write_report(study: Study, out: Path) -> Path:
@@ -35,7 +43,9 @@ def write_report(study: Study, out: Path) -> Path:
         page.write_text(hostile_report.report_text(study, *results_files(out)), encoding="utf-8")
         return page
     page.write_text(report_text(study, out), encoding="utf-8")  # first: it needs no matplotlib
-    for figure in _figures(study, _by_setup(require_done(study, out))):
+    if study.compare_with:
+        return page
+    for figure in _figures(study, grouped(require_done(study, out))):
         draw(figure, out)
     return page
 
@@ -43,10 +53,12 @@ def write_report(study: Study, out: Path) -> Path:
 def report_text(study: Study, out: Path) -> str:
     """The page; raises ConfigurationError where no run of the study is done."""
     lines = require_done(study, out)
-    by_setup, seeds = _by_setup(lines), len(study.seeds)
+    if study.compare_with:
+        return rows_text(study, lines)
+    by_setup, seeds = grouped(lines), len(study.seeds)
     parts = [
         f"# Study {study.name}\n",
-        _provenance(study, lines),
+        provenance(study, lines),
         "## Exact match on test\n",
         _scores(by_setup, "exact_match", seeds),
         *_with_questions(by_setup, seeds),
@@ -57,7 +69,7 @@ def report_text(study: Study, out: Path) -> str:
         "## Loss per target token on dev after the last round, whose model need not be the one that was tested\n",
         _last_losses(by_setup, seeds),
         "## What Lorar changes\n",
-        _wrapped(
+        wrapped(
             "The run with it less that of the same seed without; silos from the one with the fewest training "
             "examples on. More of exact match is better, less of loss."
         ),
@@ -70,80 +82,8 @@ def report_text(study: Study, out: Path) -> str:
     return "\n".join(parts)
 
 
-def require_done(study: Study, out: Path) -> list[Line]:
-    """Results of this study alone; raises ConfigurationError where there is none.
-
-    In the paper's order, whichever run ended first; then points of the grid and seeds in the file's. What a run is, the
-    study says: a value that has moved to the grid since has the same run, whose line knows no point.
-    """
-    runs = {run.key: run for run in study.runs()}
-    lines = {line["run"]: line for line in results(out)}
-    points = [run.point for run in runs.values()]
-    order = sorted(
-        (run for key, run in runs.items() if key in lines),
-        key=lambda run: (list(SETUPS).index(run.setup), points.index(run.point)),
-    )
-    if not order:
-        raise ConfigurationError(f"{out} has no run of study {study.name}: run it first")
-    return [{**lines[run.key], "point": dict(run.point)} for run in order]
-
-
-Group = tuple[str, str]
-"""A set-up and its point of the grid, in words; "" without a grid."""
-
-
-def _by_setup(lines: Iterable[Line]) -> dict[Group, list[Line]]:
-    """The seeds of each set-up at each point, in the order of the lines."""
-    by_setup: dict[Group, list[Line]] = defaultdict(list)
-    for line in lines:
-        words = (str(value) if key == VARIANT else f"{key} = {value}" for key, value in line["point"].items())
-        by_setup[line["setup"], ", ".join(words)].append(line)
-    return by_setup
-
-
 def _points(by_setup: Iterable[Group]) -> list[str]:
     return list(dict.fromkeys(point for _, point in by_setup))
-
-
-def _named(group: Group, done: int, seeds: int) -> str:
-    """A row's name; it tells where its mean is one of fewer seeds than the study has."""
-    setup, point = group
-    facts = [*([point] if point not in ("", setup) else []), *([f"{done} of {seeds} seeds"] if done < seeds else [])]
-    return SETUPS[setup].label + (f" ({'; '.join(facts)})" if facts else "")
-
-
-def _provenance(study: Study, lines: Sequence[Line]) -> str:
-    commits = sorted({line["commit"] for line in lines if line["commit"]})
-    seeds = sorted({line["seed"] for line in lines})
-    seconds = sum(line["seconds"] for line in lines)
-    return _wrapped(
-        f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
-        f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit "
-        f"{', '.join(commits) or 'unknown'}. Values of the plan: {_values(study.plan) or 'the preset alone'}."
-        + "".join(f" Of {SETUPS[name].label} alone: {_values(values)}." for name, values in study.only.items())
-        + "".join(f" Of {name}: {_values(values)}." for name, values in study.variants.items() if len(values) > 1)
-        + (f" Training examples at most: {_values(study.at_most)}." if study.at_most else "")
-    )
-
-
-def _wrapped(paragraph: str) -> str:
-    """The paragraph in lines of at most 120 characters; code stays on one line."""
-    bound = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), paragraph)
-    lines = textwrap.fill(bound, 120, break_long_words=False, break_on_hyphens=False)
-    return lines.replace("\0", " ") + "\n"
-
-
-def _values(values: Mapping[str, object]) -> str:
-    return ", ".join(f"`{key} = {value}`" for key, value in values.items())
-
-
-def spread(values: Sequence[float], *, share: bool = True) -> str:
-    """Mean and standard deviation over seeds; one seed has none."""
-    if not values:
-        return ""
-    scale, digits = (100.0, 1) if share else (1.0, 3)
-    text = f"{scale * statistics.fmean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} ± {scale * statistics.stdev(values):.{digits}f}"
 
 
 def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, share: bool = True) -> str:
@@ -162,8 +102,10 @@ def _scores(by_setup: Mapping[Group, Sequence[Line]], of: str, seeds: int, *, sh
         whole = [line for line in lines if all(of in line["test"].get(silo, {}) for silo in silos)]
         macro = [macro_average(_of(line, silos), of) for line in whole]
         micro = [micro_average(_of(line, silos), of) for line in whole]
-        rows.append((_named(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share)))
-    return _table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
+        rows.append(
+            (row_name(group, len(lines), seeds), *cells, spread(macro, share=share), spread(micro, share=share))
+        )
+    return table(("set-up", *silos, "MacroAvg", "MicroAvg"), rows)
 
 
 def _with_questions(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> Iterator[str]:
@@ -176,7 +118,7 @@ def _with_questions(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> Ite
     yield "### MacroAvg without one silo\n"
     yield _without_one(by_setup, seeds)
     yield "## Paired differences\n"
-    yield _wrapped(
+    yield wrapped(
         "Points of MacroAvg that a row has more than a column, over the seeds that both have, with 95 % intervals by "
         f"bootstrap over seeds and questions ({RESAMPLES} draws). An interval from one seed is of questions alone; one "
         "from few seeds is too short."
@@ -200,24 +142,17 @@ def _without_one(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
             spread([macro_average(_of(line, [it for it in silos if it != silo]), "exact_match") for line in lines])
             for silo in silos
         ]
-        rows.append((_named(group, len(lines), seeds), *cells))
-    return _table(("set-up", *(f"without {silo}" for silo in silos)), rows)
+        rows.append((row_name(group, len(lines), seeds), *cells))
+    return table(("set-up", *(f"without {silo}" for silo in silos)), rows)
 
 
 def _differences(by_setup: Mapping[Group, Sequence[Line]]) -> str:
-    names = [_named(group, 0, 0) for group in by_setup]
+    names = [row_name(group, 0, 0) for group in by_setup]
     rows = [
         (name, *("" if one is other else str(difference(one, other) or "") for other in by_setup.values()))
         for name, one in zip(names, by_setup.values(), strict=True)
     ]
-    return _table(("MacroAvg, points more than", *names), rows)
-
-
-def difference(lines: Sequence[Line], others: Sequence[Line]) -> Difference | None:
-    """`lines` less `others` in MacroAvg, over the seeds that both have; None without one."""
-    by_seed = {line["seed"]: line for line in others}
-    pairs = [(line, by_seed[line["seed"]]) for line in lines if line["seed"] in by_seed]
-    return paired([(right_of(one["test"]), right_of(other["test"])) for one, other in pairs])
+    return table(("MacroAvg, points more than", *names), rows)
 
 
 def _of(line: Line, silos: Sequence[str]) -> list[Score]:
@@ -233,8 +168,8 @@ def _last_losses(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
         if last:
             cells = (spread([losses[silo] for losses in last], share=False) for silo in silos)
             macro = spread([statistics.fmean(losses.values()) for losses in last], share=False)
-            rows.append((_named(group, len(last), seeds), *cells, macro))
-    return _table(("set-up", *silos, "MacroAvg"), rows) if rows else "No run has several silos together.\n"
+            rows.append((row_name(group, len(last), seeds), *cells, macro))
+    return table(("set-up", *silos, "MacroAvg"), rows) if rows else "No run has several silos together.\n"
 
 
 def _last_dev(line: Line) -> dict[str, float]:
@@ -293,11 +228,11 @@ def _lorar(by_setup: Mapping[Group, Sequence[Line]], of: str, title: str, seeds:
     found = list(changes(by_setup, of))
     if not found:
         return "Its set-ups are not in this study.\n"
-    return _table(
+    return table(
         (title, *found[0].by_silo),
         [
             (
-                _named(change.lorar, change.seeds, seeds),
+                row_name(change.lorar, change.seeds, seeds),
                 *(spread(values, share=share) for values in change.by_silo.values()),
             )
             for change in found
@@ -314,8 +249,8 @@ def _shares(by_setup: Mapping[Group, Sequence[Line]], seeds: int) -> str:
         means = [mean for line in lines if (mean := _mean_shares(line["rounds"][0], silos))]
         if means:  # under masks no silo has a weight that anybody knows
             cells = (spread([mean[silo] for mean in means]) for silo in silos)
-            rows.append((_named(group, len(means), seeds), *cells))
-    return _table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
+            rows.append((row_name(group, len(means), seeds), *cells))
+    return table(("percent of the sum of weights", *silos), rows) if rows else "No run has several silos together.\n"
 
 
 def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, float]:
@@ -330,11 +265,6 @@ def _mean_shares(rounds: Sequence[Line], silos: Sequence[str]) -> dict[str, floa
 def _made_a_model(row: Line) -> bool:
     """Not so an attempt that was abandoned, though silos trained in it."""
     return row["outcome"] in COMPLETED
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 # --- pictures
@@ -428,7 +358,7 @@ def _figures(study: Study, by_setup: Mapping[Group, Sequence[Line]]) -> Iterator
 
 
 def _figures_of_rows(by_setup: Mapping[Group, Sequence[Line]]) -> Iterator[Picture]:
-    named = {_named(group, 0, 0): lines for group, lines in by_setup.items()}
+    named = {row_name(group, 0, 0): lines for group, lines in by_setup.items()}
     for file, shown, unit, curve in (
         ("figure-5", "Exact match over rounds (as figure 5)", "MicroAvg exact match, dev", dev_curve),
         ("figure-5-macro", "Exact match over rounds", "MacroAvg exact match, dev", dev_macro_curve),
