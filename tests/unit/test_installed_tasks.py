@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from lorica.simulation.run import silos_in, simulate
 from lorica_security.errors import ConfigurationError, DataError, LoricaError, PolicyRefusal
-from lorica_security.identifiers import SiloName
 from silo_agent.policy.plan_limits import task_refusals
 from silo_agent.policy.rules import PolicyRules
 from silo_agent.training.data.schema import Schema
@@ -191,26 +190,20 @@ def overrides(package: Package) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_a_federation_trains_for_it(package: Package, tmp_path: Path, allowed: bool) -> None:
+def test_nobody_trains_for_it_where_no_policy_names_it_and_its_code_is_not_run(
+    package: Package, tmp_path: Path
+) -> None:
+    """Where one does: tests/end_to_end/test_own_task.py."""
     for name in ("clinic", "ward"):
         folder = tmp_path / "silos" / name
         folder.mkdir(parents=True)
         for split in ("train", "dev"):
             lines = [{"id": f"{split}{n}", "note": f"note {n}", "short": f"n {n}"} for n in range(4)]
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        if allowed:
-            (folder / "silo.toml").write_text('[policy]\ntasks = ["ward-notes"]\n')
     make_plan(tmp_path, overrides=overrides(package))
-    silos = silos_in(tmp_path / "silos")
-    if not allowed:
-        with pytest.raises(LoricaError, match=r"\[policy\] tasks of this silo"):
-            simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
-        assert "ward_notes" not in sys.modules
-        return
-    done = simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
-    assert [row.outcome for row in done.rows if row.round] == ["applied"]
-    assert set(silos) == {SiloName("clinic"), SiloName("ward")}
+    with pytest.raises(LoricaError, match=r"\[policy\] tasks of this silo"):
+        simulate(tmp_path / "plans" / "first", silos_in(tmp_path / "silos"), tmp_path / "out", device="cpu", threads=1)
+    assert "ward_notes" not in sys.modules
 
 
 def test_the_pages_example_is_a_task(package: Package) -> None:
