@@ -34,8 +34,8 @@ $(INSTALLED): pyproject.toml ops/constraints.txt ops/hashes.txt
 install: $(INSTALLED) ## Make the virtual environment with the pinned dependencies
 
 .PHONY: demo
-demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it leaves everything, SET='KEY=VALUE ...' of the plan, SECURE=1 masked, DP=8 private
-	@$(BIN)/lorica demo --out '$(OUT)' $(if $(filter-out 0,$(SECURE)),--secure) $(if $(DP),--epsilon '$(DP)') $(foreach value,$(SET),--set '$(value)')
+demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it leaves everything, SET='KEY=VALUE ...' of the plan, SECURE=1 masked, DP=8 private, LABELS=half
+	@$(BIN)/lorica demo --out '$(OUT)' $(if $(filter-out 0,$(SECURE)),--secure) $(if $(DP),--epsilon '$(DP)') $(if $(LABELS),--labels '$(LABELS)') $(foreach value,$(SET),--set '$(value)')
 
 .PHONY: bench
 bench: OUT = bench.json

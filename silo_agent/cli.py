@@ -60,6 +60,11 @@ COMMANDS = commands_of(
         _IN + "import_commands:import_data",
         "Make a data folder of data as you have it: CSV, TSV, JSON, Parquet, Hugging Face data sets, Spider, BIRD.",
     ),
+    Row(
+        "tasks",
+        _IN + "silo_commands:tasks",
+        "Tasks that this silo's people installed, with version and digest as a plan names them.",
+    ),
     Row("identity", _IN + "identity_commands:identity_app", "The identity key of this silo, which other silos pin."),
     Row("audit", _IN + "audit_commands:audit_app", "What this silo did, sent and refused, by its audit log."),
     Row("keys", _IN + "key_commands:key_app", "The private keys on this disk."),

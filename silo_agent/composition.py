@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -30,6 +30,7 @@ from silo_agent.edges.console.display import LogDisplay, TerminalDisplay
 from silo_agent.edges.console.logs import Whereabouts
 from silo_agent.edges.console.metrics import SiloMetrics, metrics_served
 from silo_agent.edges.console.observer import SiloObserver
+from silo_agent.edges.disk.answers_right import NOTE, AnswersRight, answers_right
 from silo_agent.edges.disk.instance import next_instance
 from silo_agent.edges.disk.model_cache import ModelCache
 from silo_agent.edges.disk.plan_store import PlanStore
@@ -57,7 +58,7 @@ from silo_agent.service.audited import AuditedCoordinator, AuditedGate, AuditedO
 from silo_agent.service.certificate_keeper import CertificateKeeper
 from silo_agent.service.group_keeper import GroupKeeper
 from silo_agent.service.masking import Masking
-from silo_agent.service.ports import TrainerPort
+from silo_agent.service.ports import Answers, OnAnswers, TrainerPort
 from silo_agent.service.privacy import NotShared
 from silo_agent.settings import Settings
 from silo_wire.canonical import Digest
@@ -118,7 +119,8 @@ async def run_agent(
             personal = _personal_keeper(ground, display)
             if personal is not None and _is_loopback(settings.metrics.listen):
                 metrics.model_scores(lambda: _model_scores(folder))
-            await _serve(ground, _watched(ground, metrics, display, personal), _trainer(ground), personal)
+            told = _told_of_answers(ground, metrics if _is_loopback(settings.metrics.listen) else None, display)
+            await _serve(ground, _watched(ground, metrics, display, personal), _trainer(ground, told), personal)
 
 
 def _personal_keeper(ground: Ground, display: TerminalDisplay | LogDisplay) -> PersonalKeeper | None:
@@ -149,7 +151,30 @@ def _is_loopback(listen: str) -> bool:
         return host == "localhost"
 
 
-def _trainer(ground: Ground) -> TrainerPort:
+def _told_of_answers(ground: Ground, metrics: SiloMetrics | None, display: TerminalDisplay | LogDisplay) -> OnAnswers:
+    """Who hears how many of a global model's answers are right in part: `status`, by a file, the display, and metrics
+    that nobody else can read. What cannot be written ends no evaluation."""
+    record = answers_right(ground.folder.answers_right)
+    if metrics is not None:
+        with suppress(LoricaError):  # the next evaluation replaces it
+            metrics.answers(record.read().of_plan(ground.journal.fact("plan")).shares)
+
+    def told(plan: Digest, answers: Answers) -> None:
+        known = AnswersRight()
+        if len(answers.right) > 1:
+            known = AnswersRight(plan=plan, model=answers.model, questions=answers.questions, right=dict(answers.right))
+            display.note(NOTE, questions=known.questions, **known.right)
+        if metrics is not None:
+            metrics.answers(known.shares)
+        try:
+            record.change(lambda _: known, make=False)
+        except LoricaError as error:
+            display.note("answers-right-not-written", detail=str(error))
+
+    return told
+
+
+def _trainer(ground: Ground, on_answers: OnAnswers) -> TrainerPort:
     entropy = own_entropy(ground.folder.own_entropy)
 
     def make() -> TrainerPort:
@@ -162,6 +187,7 @@ def _trainer(ground: Ground) -> TrainerPort:
             sources=ground.sources,
             own_entropy=entropy,
             on_private_data=ground.sharing.register,
+            on_answers=on_answers,
         )
 
     return LateWorkshop(make)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lorica_coordinator.plans.plan_folder import create_plan
     from lorica_security.errors import LoricaError
     from lorica_security.privacy import accounting, ledger
+    from silo_agent.training.tasks.text_task import TextTask
     from silo_wire.plans.plan import Plan, PlanBundle
     from silo_wire.weightings.named import WEIGHTINGS
     from silo_wire.weightings.weighting import Weighting
@@ -56,6 +57,7 @@ __all__ = [
     "Simulated",
     "SizedModel",
     "Study",
+    "TextTask",
     "Weighting",
     "accounting",
     "create_plan",
@@ -79,6 +81,7 @@ _WHERE: Final = {
     "Simulated": "lorica.simulation.simulated:Simulated",
     "SizedModel": "lorica_coordinator.plans.model_source:SizedModel",
     "Study": "lorica.experiments.definition:Study",
+    "TextTask": "silo_agent.training.tasks.text_task:TextTask",
     "Weighting": "silo_wire.weightings.weighting:Weighting",
     "accounting": "lorica_security.privacy.accounting",
     "create_plan": "lorica_coordinator.plans.plan_folder:create_plan",

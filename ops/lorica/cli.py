@@ -78,11 +78,14 @@ def demo(
             "--epsilon", min=0.1, help="Under record-level differential privacy with this epsilon.", show_default=False
         ),
     ] = None,
+    labels: Annotated[
+        str, typer.Option(help="half: two of the four silos have no labels, and learn from a teacher.")
+    ] = "",
 ) -> None:
     """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
     from lorica.demo.run import run_demo
 
-    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, console=terminal())
+    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, labels=labels, console=terminal())
 
 
 @app.command(name="simulate")
@@ -318,6 +321,37 @@ def bench_dp(
         sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
     )
     run_bench_dp(chosen, terminal())
+
+
+@app.command()
+def bench_sums(
+    device: Annotated[
+        list[str] | None, typer.Option(help="cpu or cuda; repeatable. Default: cpu, and cuda where a GPU is.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="sgd, with momentum, or adam; repeatable. Default: both.")
+    ] = None,
+    silos: Annotated[int, typer.Option(min=1, help="Updates of the round.")] = 4,
+    parameters: Annotated[int, typer.Option(min=1, help="Of the model; default: T5-base's.")] = 222_903_552,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each is done; the median counts.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models and spools.")] = Path(".bench"),
+) -> None:
+    """Measure the coordinator's aggregation on the CPU and on a GPU: seconds, and whether bits differ."""
+    import torch
+
+    from lorica.bench.sums import OPTIMIZERS, Choice, run_bench_sums
+
+    chosen = Choice(
+        devices=device or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])],
+        optimizers=optimizer or OPTIMIZERS,
+        silos=silos,
+        parameters=parameters,
+        repeats=repeats,
+        work=work.absolute(),
+        out=out,
+    )
+    run_bench_sums(chosen, terminal())
 
 
 @app.command()

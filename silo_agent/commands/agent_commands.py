@@ -185,6 +185,7 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
     from lorica_security.host.process_lock import holder
     from silo_agent.edges.accounts.privacy_ledger import guard_of
     from silo_agent.edges.accounts.shared_budget import sharing_of
+    from silo_agent.edges.disk.answers_right import answers_right
     from silo_agent.edges.disk.plan_store import PlanStore
     from silo_agent.edges.personal.own_scores import own_scores
     from silo_agent.edges.personal.shown import own_models_facts, own_models_lines
@@ -221,16 +222,23 @@ def status(directory: Dir = None, as_json: Json = False) -> None:
         }
         history, refusals = journal.history(10), journal.refusals(10)
     own = own_scores(folder.personal).read()
+    right = answers_right(folder.answers_right).read().of_plan(plan)
     if as_json:
         lists = {
             "history": [asdict(outcome) for outcome in history],
             "refusals": [asdict(refusal) for refusal in refusals],
         }
-        print(json.dumps({**facts, "own_models": own_models_facts(own), **lists}, indent=1))
+        print(
+            json.dumps(
+                {**facts, "answers_right": right.shares or None, "own_models": own_models_facts(own), **lists}, indent=1
+            )
+        )
         return
     for name, value in facts.items():
         shown = "none" if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
         print(f"{name.replace('_', ' '):<24} {shown}")
+    if right.right:
+        print(f"global model, {right.line}")
     for line in own_models_lines(own):
         print(line)
     for outcome in history:

@@ -76,6 +76,23 @@ class AskedModel(Enum):
     LOCAL = "local"
 
 
+def tasks(directory: Dir = None, config: Config = None, as_json: Json = False) -> None:
+    """Tasks that this silo's people installed, with version and digest as a plan names them."""
+    from silo_agent.training.tasks.installed import installed_tasks
+
+    folder = silo_folder(directory)
+    allowed = chosen(folder, None, None, config).settings(folder).policy.tasks
+    found = [(one.name, one.version, one.digest, one.name in allowed) for one in installed_tasks()]
+    if as_json:
+        keys = ("task", "version", "digest", "allowed")
+        print(json_text([dict(zip(keys, row, strict=True)) for row in found]))
+    elif not found:
+        print("none is installed but sql, wikisql and text-to-text, which Lorica brings")
+    else:
+        rows = [(name, version, digest, "yes" if allows else "no") for name, version, digest, allows in found]
+        Page(columns=("task", "version", "digest", "in [policy] tasks"), rows=rows).show(terminal())
+
+
 def ask(
     question: Annotated[str, typer.Argument(help="In the language of the training questions.")],
     asked: Annotated[

@@ -72,6 +72,12 @@ def loosened(rules: PolicyRules, *, pinned: int, on_first_use: int, record: Reco
             "shared_budget",
             'it is "none": a second folder with the same records, or a copy of this one, spends max_epsilon once more',
         )
+    if rules.tasks:
+        yield (
+            "tasks",
+            f"it names {', '.join(rules.tasks)}: code that is not Lorica's reads this silo's lines, and says what its "
+            "scores are",
+        )
     for key, cost in _LIMITS.items():
         value, usual = getattr(rules, key), PolicyRules.model_fields[key].default
         if value > usual:

@@ -66,6 +66,17 @@ def database_refusals(rules: PolicyRules, silo: SiloName, plan: Plan) -> Iterato
         )
 
 
+def task_refusals(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
+    """Of a plan for a task that Lorica does not bring."""
+    if not plan.task.built_in and plan.task.kind not in rules.tasks:
+        yield PolicyRefusal(
+            "tasks",
+            f"plan {plan.name} is for task {plan.task.kind} {plan.task.version}, which Lorica does not bring, and "
+            f"[policy] tasks of this silo is {rules.tasks}: install its package and add the name, or approve no such "
+            "plan",
+        )
+
+
 def evaluation_refusals(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
     most = plan.evaluation.max_examples
     if rules.tell_scores and plan.timetable.has_scores and 0 < most < rules.smallest_evaluation:

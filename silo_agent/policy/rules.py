@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from lorica_security.console.strict_toml import Section
 from silo_wire.manifest import MAX_NAME_CHARACTERS
 from silo_wire.plans.sections.model import DigestText
+from silo_wire.plans.sections.task import TaskName
 from silo_wire.plans.work import MOST_WORK_RATIO
 
 if TYPE_CHECKING:
@@ -68,5 +69,6 @@ class PolicyRules(Section):
     trust_on_first_use: bool = False  # pin the key that a peer comes with first; does not stop invented silos
     allow_execution: bool = True  # a model's SQL on the database of [database], always in the sandbox
     database_in_training: bool = False  # what that gives may decide what is trained on, and so leaves in updates
+    tasks: list[TaskName] = Field(default_factory=list)  # that this silo's people installed, and let plans train for
     tell_scores: bool = True  # how many held-out questions a model answers right; false: nothing of that leaves
     smallest_evaluation: Annotated[int, Field(ge=2)] = 2  # held-out questions: scores of fewer tell of single records

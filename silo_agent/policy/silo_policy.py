@@ -13,7 +13,7 @@ from lorica_security.errors import PolicyRefusal
 from lorica_security.identifiers import SiloName
 from lorica_security.privacy.accounting import Budget
 from silo_agent.policy.mask_rules import mask_refusals
-from silo_agent.policy.plan_limits import above, database_refusals, evaluation_refusals, tensor_refusals
+from silo_agent.policy.plan_limits import above, database_refusals, evaluation_refusals, task_refusals, tensor_refusals
 from silo_agent.policy.privacy_rules import budget_of, privacy_refusals
 from silo_agent.policy.record import Lineage, Record, beginnings
 from silo_agent.policy.rules import PolicyRules
@@ -71,6 +71,7 @@ class SiloPolicy:
                 "require_secure_aggregation of this silo wants it masked: have the operator set [aggregation] "
                 "secure_aggregation = true in the plan",
             )
+        yield from task_refusals(rules, plan)
         yield from evaluation_refusals(rules, plan)
         yield from database_refusals(rules, self.silo, plan)
         yield from privacy_refusals(rules, self.silo, plan)

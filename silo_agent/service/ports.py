@@ -5,7 +5,7 @@ be asked often (each optimizer step, each batch); when that says True the work r
 behind that a later run would trust, but for a checkpoint that names the work it belongs to.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,20 @@ class MaskedFile:
 
     manifest: Manifest
     mark: FileMark
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Those of a global model to `questions` of this silo: how many each metric of the task holds right, by its name.
+    The first alone leaves the silo, as exact matches."""
+
+    model: Digest
+    questions: int
+    right: Mapping[str, float]
+
+
+OnAnswers = Callable[[Digest, Answers], None]
+"""Hears of a plan, and of the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The global model's score on a held-out split: right answers, loss per token, execution accuracy where a database is
 given.
 
-An answer that is right as a whole counts as an exact match, and that count alone is in what leaves a silo. What is
-right in part, where a task knows parts, goes to `on_parts` and no further than this machine.
+How many answers are right by the plan's score is in what leaves a silo, as a whole number: `exact_matches`, whatever
+the score. What a task knows beside goes to `on_parts` and no further than this machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,12 @@ from silo_wire.messages import Evaluation
 SameResult = Callable[[str, str], bool | None]
 """(gold SQL, predicted SQL) -> whether both give the same result; None where the gold query itself cannot run."""
 
-Parts = Callable[[Mapping[str, int]], None]
-"""Hears of how many answers each metric of the task was right, under its name."""
+Parts = Callable[[Mapping[str, float]], None]
+"""Hears of how many answers each metric of the task was right, under its name; a part of an answer where it is right in
+part."""
 
-Truths = Callable[[Sequence[tuple[bool, ...]]], None]
-"""Hears of each answer what of it is right, one truth for each of the task's metrics; in the same order each time."""
+Truths = Callable[[Sequence[tuple[float, ...]]], None]
+"""Hears of each answer how much of it is right, by each of the task's metrics; in the same order each time."""
 
 
 def in_sandbox(box: Sandbox) -> SameResult:
@@ -96,14 +97,19 @@ def evaluate(
         task.right(text, examples[index].query, schemas[examples[index].db_id]) for index, text in predictions.items()
     ]
     on_truths(right)
-    counts = {name: sum(truths) for name, truths in zip(task.metrics, zip(*right, strict=True), strict=True)}
+    counts = {name: sum(found) for name, found in zip(task.metrics, zip(*right, strict=True), strict=True)}
     on_parts(counts)
     return Evaluation(
         split=split,
         examples=len(predictions),
-        exact_matches=counts[task.metrics[0]],
+        exact_matches=whole(counts[task.metrics[0]]),
         executed=sum(result is not None for result in results),
         execution_matches=sum(result is True for result in results),
         loss_per_token=loss_sum / tokens,
         seconds=clock() - began,
     )
+
+
+def whole(right: float) -> int:
+    """A sum of scores from 0 to 1 as what leaves a silo: rounded, so that it tells no more than a count does."""
+    return int(right + 0.5)

@@ -25,7 +25,7 @@ from silo_agent.training.checkpoint import CheckpointFile, examples_digest, trai
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import SameResult
+from silo_agent.training.evaluation import Parts, SameResult
 from silo_agent.training.local_trainer import train_locally
 from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.model import OUTPUT_LAYER
@@ -238,11 +238,16 @@ class PersonalTrainer:
         model: RoundModel,
         *,
         same_result: SameResult | None,
+        on_parts: Parts = lambda counts: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Evaluation:
-        """The same scores of the same held-out questions as a round's evaluation has."""
+        """The same scores of the same held-out questions as a round's evaluation has; `on_parts` as there."""
         return self._trainer.evaluate(
-            model_path=model.file, model=model.manifest, same_result=same_result, should_stop=should_stop
+            model_path=model.file,
+            model=model.manifest,
+            same_result=same_result,
+            on_parts=on_parts,
+            should_stop=should_stop,
         )
 
 

@@ -40,7 +40,7 @@ from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
 from silo_agent.training.semi_supervised.span_corruption import Question, SpanCorruption
-from silo_agent.training.tasks.named import task_named
+from silo_agent.training.tasks.named import task_of
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
 from silo_agent.training.update.masked_vector import own_share
@@ -86,7 +86,7 @@ class SiloTrainer:
         Raises DataError for data that were read for another task.
         """
         self._plan = bundle.plan
-        self._task = task_named(bundle.plan.task.kind)
+        self._task = task_of(bundle.plan.task)
         if data.task != self._task.name:
             raise DataError(
                 f"the data of silo {silo} are of task {data.task}, the plan's is {self._task.name}: give the folder "
@@ -99,8 +99,9 @@ class SiloTrainer:
         self._clock = clock
         self._own_entropy = own_entropy or secrets.token_bytes(blake3.key_size)
         self._model = model or PlanModel(bundle, settings, base=base)
+        self._shows_schema = self._section.schema_in_input and self._task.shows_schema
         self._schemas: dict[str, str] | None = None
-        if self._section.schema_in_input:
+        if self._shows_schema:
             self._schemas = {schema.db_id: self._task.shown(schema) for schema in data.schemas}
         self._encoded: dict[Split, EncodedExamples] = {}
 
@@ -121,7 +122,7 @@ class SiloTrainer:
         """That private training makes of each record."""
         return other_views(
             self._plan.privacy.augmentations,
-            self._data.schemas if self._section.schema_in_input else None,
+            self._data.schemas if self._shows_schema else None,
             shown=self._task.shown,
         )
 

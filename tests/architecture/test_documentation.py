@@ -24,6 +24,7 @@ from silo_agent.cli import app as silo_app
 from silo_agent.settings import Settings as SiloSettings
 from silo_agent.sql_sandbox import Limits, Sandbox, parse_database
 from silo_agent.training.data.text_to_sql_data import DataLimits, load_silo_data
+from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
 from silo_agent.training.tasks.wikisql import WIKISQL
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.model import ModelSection
@@ -235,7 +236,7 @@ MODEL = {
 
 
 def test_the_sample_data_set_is_one(tmp_path: Path) -> None:
-    lines, of_wikisql = blocks(DOCS / "silo.md", "jsonl")
+    lines, of_wikisql, of_text = blocks(DOCS / "silo.md", "jsonl")
     (schema,) = blocks(DOCS / "silo.md", "json")
     (tmp_path / "train.jsonl").write_text(lines)
     (tmp_path / "dev.jsonl").write_text(lines.replace('"p-', '"d-'))
@@ -247,6 +248,9 @@ def test_the_sample_data_set_is_one(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         (tmp_path / f"{split}.jsonl").write_text(of_wikisql.replace('"w-', f'"{split}-'))
     assert not WIKISQL.data(tmp_path, DataLimits(max_bad_fraction=0)).bad_lines
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text(of_text.replace('"t-', f'"{split}-'))
+    assert not TEXT_TO_TEXT.data(tmp_path, DataLimits(max_bad_fraction=0)).bad_lines
 
 
 def test_the_documented_role_reads_and_cannot_write() -> None:

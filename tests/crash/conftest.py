@@ -1,4 +1,4 @@
-"""Undisturbed runs of a plain, an alternating and a masked plan, their runs under kills and the story of full disks, all
+"""Undisturbed runs of a plain, an alternating, a masked plan and one of silos that take turns, their runs under kills and the story of full disks, all
 at the same time.
 
 They wait as much as they work: for processes to start, and for silos to come back to a coordinator.
@@ -21,6 +21,8 @@ from tests.support.kill_run import Executioner, Kill, KillRun, processes_in
 from tests.support.masked_kill_plan import KILLS as MASKED_KILLS
 from tests.support.masked_kill_plan import SHAPE as MASKED_SHAPE
 from tests.support.masked_kill_run import MaskedEnd, MaskedRun
+from tests.support.turns_kill_plan import KILLS as TURNS_KILLS
+from tests.support.turns_kill_plan import SHAPE as TURNS_SHAPE
 
 RUNS: Mapping[str, tuple[Shape, Sequence[Kill]]] = {
     "undisturbed": (SHAPE, ()),
@@ -28,6 +30,8 @@ RUNS: Mapping[str, tuple[Shape, Sequence[Kill]]] = {
     "agent_run": (SHAPE, AGENT_KILLS),
     "alternating_undisturbed": (ALTERNATING_SHAPE, ()),
     "alternating_run": (ALTERNATING_SHAPE, ALTERNATING_KILLS),
+    "turns_undisturbed": (TURNS_SHAPE, ()),
+    "turns_run": (TURNS_SHAPE, TURNS_KILLS),
     "masked_undisturbed": (MASKED_SHAPE, ()),
     "masked_run": (MASKED_SHAPE, MASKED_KILLS),
 }
@@ -87,6 +91,16 @@ def alternating_undisturbed(runs: Mapping[str, Future[KillRun]]) -> KillRun:
 @pytest.fixture(scope="session")
 def alternating_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
     return runs["alternating_run"].result()
+
+
+@pytest.fixture(scope="session")
+def turns_undisturbed(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["turns_undisturbed"].result()
+
+
+@pytest.fixture(scope="session")
+def turns_run(runs: Mapping[str, Future[KillRun]]) -> KillRun:
+    return runs["turns_run"].result()
 
 
 @pytest.fixture(scope="session")

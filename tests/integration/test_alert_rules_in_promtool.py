@@ -43,11 +43,11 @@ NO_DEADLINE = {coordinator("lorica_phase_deadline_timestamp_seconds"): "0x240"}
 BEGAN = {coordinator("lorica_phase_began_timestamp_seconds"): "0x240"}
 
 
-def silos(connected: str, *, enrolled: int = 3, quorum: int = 2) -> dict[str, str]:
+def silos(connected: str, *, enrolled: int = 3, quorum: int = 2, of: str = "all") -> dict[str, str]:
     return {
-        coordinator("lorica_silos", state="connected"): connected,
-        coordinator("lorica_silos", state="enrolled"): f"{enrolled}x240",
-        coordinator("lorica_quorum_silos"): f"{quorum}x240",
+        coordinator("lorica_quorum_candidate_silos", of=of, state="connected"): connected,
+        coordinator("lorica_quorum_candidate_silos", of=of, state="enrolled"): f"{enrolled}x240",
+        coordinator("lorica_quorum_silos", of=of): f"{quorum}x240",
     }
 
 
@@ -166,6 +166,20 @@ CASES = (
     ),
     Case("LoricaQuorumAtRisk", RUNNING | silos("3x9 2x100"), fires=("21m",), quiet=("9m", "18m")),
     Case("LoricaQuorumAtRisk", RUNNING | silos("3x100", quorum=3), quiet=("1h",), name="all that there are"),
+    Case(
+        "LoricaQuorumAtRisk",
+        RUNNING | silos("1x9 0x100", enrolled=1, quorum=1, of="labelled") | silos("3x9 2x100", of="unlabelled"),
+        fires=("21m",),
+        quiet=("9m", "18m"),
+        name="in turn, those without labels",
+    ),
+    Case(
+        "LoricaQuorumLost",
+        RUNNING | silos("1x9 0x100", enrolled=1, quorum=1, of="labelled") | silos("3x9 2x100", of="unlabelled"),
+        fires=("21m",),
+        quiet=("9m", "18m"),
+        name="in turn, those with labels",
+    ),
     Case("LoricaQuorumLost", RUNNING | silos("3x9 1x100"), fires=("21m",), quiet=("9m", "18m")),
     Case(
         "LoricaQuorumLost",

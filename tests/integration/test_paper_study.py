@@ -13,7 +13,7 @@ from rich.console import Console
 from lorica.demo.silos.eight_silos import SIZES, write_eight_silos
 from lorica.experiments import run
 from lorica.experiments.definition import SETUPS, Study, Value
-from lorica.experiments.paper_round import PAPER, cut
+from lorica.experiments.paper_round import PAPER, cut, shares
 from lorica.experiments.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
 from lorica.experiments.results_file import results
 from lorica.simulation.simulated import Simulated
@@ -120,6 +120,14 @@ def test_all_eight_silos_train_as_the_paper_has_it(done: tuple[dict[str, Any], s
         for name, silo in row["silos"].items():
             assert silo["share"] == pytest.approx(weights[name] / sum(weights.values()), rel=0.01)
     assert set(done[0]["test"]) == set(SIZES)
+
+
+def test_the_short_rounds_table_tells_shares_of_a_line_of_results(done: tuple[dict[str, Any], str]) -> None:
+    row = next(row for row in done[0]["rounds"][0] if row["round"])
+    largest = max(row["silos"], key=lambda name: row["silos"][name]["share"])
+    told = shares(row["silos"])
+    assert told.startswith(f"{largest} {row['silos'][largest]['share']:.1%} (")
+    assert all(f"{name} " in told for name in SIZES)
 
 
 def test_what_is_scored_on_test_is_the_best_by_micro_average_of_all_dev_sets_every_five_rounds(

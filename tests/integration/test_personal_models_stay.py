@@ -1,14 +1,17 @@
-"""An agent with models of its own says to its coordinator what one without says, byte for byte but for times.
+"""An agent with models of its own says to its coordinator what one without says, byte for byte but for times. So does
+one whose answers are right in other parts.
 
 It is one silo's folder twice, over mutual TLS, through two rounds to the end of the plan. Ditto's training is begun
 between the rounds and gives way to the second, and is done when the plan is complete: by real processes.
 """
 
 import asyncio
+import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Sequence
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,13 @@ import structlog
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from lorica.demo.ports import free_ports
 from lorica_security.host.process_lock import ProcessLock
+from silo_agent.cli import main as agent_main
 from silo_agent.commands.command_line import policy_of, silo_sources
 from silo_agent.composition import run_agent
 from silo_agent.edges.console.logs import Whereabouts
+from silo_agent.edges.disk.answers_right import answers_right
 from silo_agent.edges.disk.round_journal import RoundJournal
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import load_credentials, store_credentials
@@ -29,11 +35,14 @@ from silo_agent.edges.personal import personal_keeper
 from silo_agent.edges.personal.own_scores import OwnScores, own_scores
 from silo_agent.settings import Settings
 from silo_agent.training.model.model import bind, vector_blocks
+from silo_agent.training.tasks.wikisql import WikiSql
+from silo_agent.training.tasks.wikisql_query import METRICS
 from silo_wire.codecs.common_codec import round_key_from_wire
 from silo_wire.messages import Evaluate, Finished, Prepare, RoundKey, Train
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.v1 import federation_pb2
 from tests.support.collected_silo import TRAINING, data_folder
+from tests.support.command_line import run_command
 from tests.support.federation_peer import FEDERATION, FederationPeer, TestNet
 from tests.support.tiny_t5 import bundle_of, random_model
 
@@ -115,9 +124,15 @@ async def agent(folder: SiloFolder) -> AsyncIterator[None]:
 
 
 async def played(
-    folder: SiloFolder, port: int, bundle: PlanBundle, watched: Watched, *, trains: bool
+    folder: SiloFolder,
+    port: int,
+    bundle: PlanBundle,
+    watched: Watched,
+    *,
+    trains: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> FederationPeer:
-    """The whole plan."""
+    """The whole plan; `look` is called, in another thread, when the model was scored."""
     peer = FederationPeer(NET)
     await peer.listen(port)
     first, second = (
@@ -143,6 +158,7 @@ async def played(
             await peer.until(lambda: sum(update.committed for update in peer.updates.values()) == 2)
             await peer.order(Evaluate(key=keys[1], model=second.digest, seconds_left=600.0))
             await peer.until(lambda: len(peer.evaluations) == 1)
+            await asyncio.to_thread(look)
             await peer.order(Finished(plan=plan, rounds=2, final_model=second.digest, best_model=second.digest))
             if trains:
                 await asyncio.wait_for(watched.scored.wait(), 120)
@@ -210,3 +226,68 @@ async def test_nothing_leaves_of_a_silos_own_models_and_no_update_changes(
     assert set(scores.scores) == {"local", "global", "personal"}
     assert own_scores(silo.personal).read() == OwnScores()
     assert not silo.personal.exists()
+
+
+def wikisql_folder(folder: Path) -> Path:
+    folder.mkdir()
+    for split, count in (("train", 8), ("dev", 3)):
+        lines = [
+            {
+                "id": f"{split}-{number}",
+                "question": f"which {word} of {number}",
+                "header": ["Week", "Venue"],
+                "types": ["real", "text"],
+                "sql": {"agg": 0, "sel": 1, "conds": [[0, 0, number]]},
+            }
+            for number, word in zip(range(count), ("venue", "place", "town") * 3, strict=False)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+async def test_nothing_leaves_of_which_parts_of_answers_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One folder twice, with a task of whose six parts all are wrong once and right the other time, and the whole
+    answer wrong both times: the silo's people see it, the coordinator does not."""
+    peer = FederationPeer(NET)
+    async with peer:
+        port = peer.port
+    silo = SiloFolder(tmp_path / "silo")
+    store_credentials(silo, NET.credentials(f"127.0.0.1:{port}"))
+    silo.make()
+    data, (metrics,) = wikisql_folder(tmp_path / "data"), free_ports(1)
+    silo.settings.write_text(
+        f'[data]\nfolder = "{data}"\n[training]\ndevice = "cpu"\nthreads = 1\n[metrics]\nlisten = "127.0.0.1:{metrics}"\n'
+    )
+    bundle = bundle_of(
+        random_model(0), training=TRAINING, schedule={"rounds": 2, "min_silos": 1}, task={"kind": "wikisql"}
+    )
+    other = SiloFolder(tmp_path / "other")
+    shutil.copytree(silo.root, other.root)
+    scraped: list[str] = []
+
+    def scrape() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as page:
+            scraped.append(page.read().decode())
+
+    peers, shown = [], []
+    structlog.configure(processors=[Watched()])
+    try:
+        for folder, parts in ((silo, False), (other, True)):
+            monkeypatch.setattr(WikiSql, "right", lambda *_, parts=parts: (False, *(parts,) * (len(METRICS) - 1)))
+            peers.append(await played(folder, port, bundle, Watched(), look=scrape))
+            shown.append(run_command(agent_main, "status", "--dir", folder.root).out)
+    finally:
+        structlog.reset_defaults()
+
+    (messages, _), (of_other, _) = (said(one.raw) for one in peers)
+    assert of_other == messages
+    assert "ReportEvaluation" in {method for method, _ in messages}
+    wrong, right = ({"overall": 0, **dict.fromkeys(METRICS[1:], count)} for count in (0, 3))
+    for folder, expected, page, status in zip((silo, other), (wrong, right), scraped, shown, strict=True):
+        known = answers_right(folder.answers_right).read()
+        assert (known.plan, known.questions, known.right) == (bundle.plan.digest, 3, expected)
+        assert f"global model, right of 3 answers: overall 0, aggregate {expected['aggregate']}" in status
+        for part, count in expected.items():
+            assert f'lorica_silo_answers_right_ratio{{part="{part}"}} {count / 3}' in page

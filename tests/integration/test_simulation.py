@@ -544,7 +544,11 @@ ROUNDING = 1e-6
 def test_rounds_in_turn_over_the_network_give_the_bits_of_a_simulation(
     networked: Federation, silos: Path, tmp_path: Path
 ) -> None:
-    """Silos with labels, then those without, from data that have some: neither reads them."""
+    """Silos with labels, then those without, from data that have some: the latter do not read them. The plan is stopped
+    on the way and goes on."""
+    networked.coordinator("plan", "start", "turns")
+    networked.coordinator("plan", "stop")
+    networked.wait(lambda: networked.view().look()[0].phase == "stopped")
     networked.coordinator("plan", "start", "turns")
     networked.wait(networked.finished)
     simulated(networked.plans / "turns", silos, tmp_path / "out")

@@ -45,8 +45,9 @@ class SiloFiles:
     """One silo's round: the model's file, where its update goes, and its checkpoint's. `teacher`: of a silo without
     labels."""
 
-    def __init__(self, folder: Path, *, teacher: str = "", **training: Any) -> None:
+    def __init__(self, folder: Path, *, teacher: str = "", device: str = "cpu", **training: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.device = device
         model = random_model()
         without = {
             "aggregation": {"weighting": "equal"},
@@ -60,7 +61,7 @@ class SiloFiles:
         data = silo_data(pairs)
         if self.bundle.plan.semi_supervised.without_labels(name):
             data = replace(data, train=tuple(replace(one, query="") for one in data.train), labelled=False)
-        return SiloTrainer(self.bundle, data, name, DeviceSettings(device="cpu", threads=1))
+        return SiloTrainer(self.bundle, data, name, DeviceSettings(device=self.device, threads=1))
 
     def train(self, trainer: SiloTrainer, *, round_number: int = 1, **how: Any) -> Any:
         return trainer.train(

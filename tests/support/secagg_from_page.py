@@ -1268,6 +1268,13 @@ def slots_of(o):
     }[o["name"]]
 
 
+def in_its_turn(o, takes_turns, round_number, survivors):
+    """The optimizer of a round where silos with labels and silos without take turns."""
+    k = len(survivors)
+    rate = k / (k + 1) if takes_turns and round_number % 2 == 0 else 1.0
+    return {**o, "learning_rate": o["learning_rate"] * rate}
+
+
 def server_step(o, x, slots, mean_delta, t):
     """float32 master, slots (empty before the first step), mean -> master, slots."""
     x, g = np.asarray(x, F), -np.asarray(mean_delta, F)

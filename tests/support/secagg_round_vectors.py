@@ -18,6 +18,8 @@ from lorica_security.secure_aggregation.model_evidence.evidence import ModelStat
 from lorica_security.secure_aggregation.model_evidence.verdicts import part_of, signed_verdict
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
 from silo_wire.plans.noised_masks import GRADIENT_STEPS
+from silo_wire.plans.sections.who_trains import WhoTrains
+from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
 
@@ -148,6 +150,7 @@ def rounds(kind: type[ManifestSilo], to_json: Json) -> dict[str, Any]:
             for name, optimizer in OPTIMIZERS.items()
         )
     }
+    made["in turn"] = _in_turn(kind)
     return {
         "rounds": {name: [_round(one, to_json) for one in both] for name, both in made.items()},
         "verdicts": _verdicts(made["fedavg"][0].evidence.digest, to_json),
@@ -156,10 +159,21 @@ def rounds(kind: type[ManifestSilo], to_json: Json) -> dict[str, Any]:
     }
 
 
+def _in_turn(kind: type[ManifestSilo]) -> list[Made]:
+    """A round of silos with labels and one of silos without, of which one drops out: K are those that are left."""
+    names = silo_names(4)
+    who = WhoTrains(unlabelled=tuple(names), labelled_alone="in_turn")
+    rounds_ = Rounds(Sgd(learning_rate=1.0), sizes=(2, 3), silos=len(names), kind=kind, who=who)
+    return [rounds_.next(1), rounds_.next(2, drops={names[1]: "masked input"})]
+
+
 def _round(made: Made, to_json: Json) -> dict[str, Any]:
     evidence, signed = made.evidence, made.checkable().signed
     assert made.federation.unmask is not None
     return {
+        "takes_turns": made.rule.who.labelled_alone == "in_turn",
+        "round": evidence.attempt.round,
+        "survivors": list(made.federation.unmask.survivors),
         "optimizer": {"name": type(made.rule.optimizer).__name__.lower(), **asdict(made.rule.optimizer)},
         "fixed_point": to_json(made.federation.unmask.fixed_point),
         "tensors": [[spec.name, *spec.shape] for spec in made.rule.layout.tensors],

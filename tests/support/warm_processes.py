@@ -12,6 +12,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
@@ -21,11 +22,15 @@ from pathlib import Path
 import pytest
 
 from lorica.demo.processes import Processes, environment
+from lorica_security.errors import StateError
 
 _HEAVY = ["silo_agent.training.silo_trainer", "lorica_coordinator.edges.sums.aggregator"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_HEAVY)
 _TURN = threading.Lock()  # multiprocessing counts its children without one
+
+
+COMMAND_S = 300.0
 
 
 class WarmProcesses(Processes):
@@ -39,6 +44,24 @@ class WarmProcesses(Processes):
                 patch.setenv(key, value)
             process.start()
         self._running.append((name, _Forked(process), path.open("ab")))  # type: ignore[arg-type]
+
+    def command(self, module: str, *arguments: str, extra: Mapping[str, str] | None = None) -> str:
+        """In a process that is forked like the others."""
+        with tempfile.NamedTemporaryFile() as printed, tempfile.NamedTemporaryFile() as errors:
+            wanted, files = environment(**(extra or {})), (Path(printed.name), Path(errors.name))
+            process = _CONTEXT.Process(target=_run, args=(module, list(arguments), wanted, *files))
+            with _TURN, pytest.MonkeyPatch.context() as patch:
+                for key, value in wanted.items():
+                    patch.setenv(key, value)
+                process.start()
+            try:
+                code = _Forked(process).wait(COMMAND_S)
+            finally:
+                process.kill()
+            if code:
+                words = errors.read().decode().strip()[-300:]
+                raise StateError(f"{module} {arguments[0]} failed with exit code {code}: {words}")
+            return printed.read().decode()
 
     def result(self, name: str, timeout_s: float) -> tuple[int, str]:
         """The exit code of a child that is waited for, and what it printed; raises TimeoutExpired."""
@@ -73,13 +96,16 @@ class _Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(module: str, arguments: Sequence[str], wanted: Mapping[str, str], log: Path) -> None:
+def _run(
+    module: str, arguments: Sequence[str], wanted: Mapping[str, str], log: Path, errors: Path | None = None
+) -> None:
+    """`errors`: where the second stream goes, if not to the log."""
     os.setsid()
     os.environ.clear()
     os.environ.update(wanted)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
+    for standard, path in ((1, log), (2, errors or log)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, standard)
-    os.close(descriptor)
+        os.close(descriptor)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -535,6 +535,7 @@ LOOSER: dict[str, object] = {
     "max_epsilon_alone": 1.0,
     "shared_budget": "none",
     "trust_on_first_use": True,
+    "tasks": ["ward-notes"],
 }
 """More than `require_secure_aggregation = true` allows by itself."""
 LOOSEST: dict[str, object] = {

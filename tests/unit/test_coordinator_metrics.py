@@ -15,11 +15,11 @@ from lorica_coordinator.rounds.states import Collecting, Gathering, Idle, Stoppe
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
 from lorica_coordinator.service.attendance import Attendance
 from lorica_coordinator.service.views.disclosure import Means
-from lorica_coordinator.service.views.pulse import Pulse, pulse
+from lorica_coordinator.service.views.pulse import Pulse, Quorum, pulse
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.masked_vectors.scores import Scores
-from tests.support.rounds import COLLECTING, GATHERING, A, B, course, key, model_after, summary, terms
+from tests.support.rounds import COLLECTING, GATHERING, A, B, C, course, key, model_after, summary, terms
 
 ABOUT_SILOS = (
     *("lorica_silo_weight", "lorica_silo_weight_share_ratio", "lorica_silo_loss_reduction", "lorica_silo_examples"),
@@ -36,7 +36,7 @@ def metrics() -> CoordinatorMetrics:
 def a_pulse(*, seen: dict[SiloName, float], connected: set[SiloName] | None = None, **changed: Any) -> Pulse:
     values: dict[str, Any] = {
         "silos": {"enrolled": len(seen), "connected": len(connected or ()), "ready": 0},
-        "quorum": 1,
+        "quorums": {"all": Quorum(least=1, enrolled=len(seen), connected=len(connected or ()))},
         "running": True,
         "seconds_left": None,
         "single_silos": True,
@@ -191,6 +191,53 @@ def test_a_pulse_knows_every_enrolled_silo_and_what_the_plan_asks() -> None:
     of = course(terms=terms(min_silos=2), population=frozenset({A, B}))
     state = Collecting(course=of, round=1, attempt=1, cohort=(A, B), deadline=1234.0)
     it = pulse(state, attendance, {A: 10.0}, seconds_left=12.0)
-    assert (it.quorum, it.seconds_left, it.single_silos) == (2, 12.0, True)
+    assert (it.seconds_left, it.single_silos) == (12.0, True)
+    assert it.quorums == {"all": Quorum(least=2, enrolled=2, connected=1)}
     assert (it.connected, it.last_seen_unix_s) == ({A}, {A: 10.0, B: 0.0})
     assert it.silos == {"enrolled": 2, "connected": 1, "ready": len(of.ready)}
+
+
+TURNS = {"without_labels": ("bank-b", "clinic-*"), "min_silos": 2, "min_labelled": 1}
+"""Of three silos, A has labels."""
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (
+            {**TURNS, "labelled_alone": "in_turn"},
+            {
+                "labelled": Quorum(least=1, enrolled=1, connected=1),
+                "unlabelled": Quorum(least=2, enrolled=2, connected=1),
+            },
+        ),
+        ({**TURNS, "labelled_alone": "always"}, {"labelled": Quorum(least=2, enrolled=1, connected=1)}),
+        ({**TURNS, "labelled_alone": "never"}, {"all": Quorum(least=2, enrolled=3, connected=2)}),
+    ],
+    ids=["in turn", "supervised alone", "together"],
+)
+def test_each_kind_of_round_has_a_quorum_among_its_own_silos(of: Any, expected: Any) -> None:
+    attendance = Attendance()
+    for silo in (A, B):
+        attendance.take(silo, bytes(16))
+    state = replace(GATHERING, course=course(terms=terms(**of), population=frozenset({A, B, C})))
+    assert pulse(state, attendance, {}, seconds_left=None).quorums == expected
+
+
+def quorums(metrics: CoordinatorMetrics) -> list[float | None]:
+    return [value(metrics, "lorica_quorum_silos", of=kind) for kind in ("all", "labelled", "unlabelled")]
+
+
+def test_series_of_a_kind_of_round_go_with_the_plan_that_has_it(metrics: CoordinatorMetrics) -> None:
+    turns = {
+        "labelled": Quorum(least=1, enrolled=3, connected=2),
+        "unlabelled": Quorum(least=4, enrolled=5, connected=0),
+    }
+    assert quorums(metrics) == [0, None, None], "before there is a plan"
+    metrics.standing_changed(a_pulse(seen={A: 1.0}, quorums=turns))
+    assert quorums(metrics) == [None, 1, 4]
+    assert value(metrics, "lorica_quorum_candidate_silos", of="labelled", state="connected") == 2
+    assert value(metrics, "lorica_quorum_candidate_silos", of="unlabelled", state="enrolled") == 5
+    metrics.standing_changed(a_pulse(seen={A: 1.0}))
+    assert quorums(metrics) == [1, None, None]
+    assert value(metrics, "lorica_quorum_candidate_silos", of="labelled", state="connected") is None

@@ -31,6 +31,7 @@ from silo_agent.edges.console.metrics import SiloMetrics
 from silo_agent.edges.personal import personal_keeper
 from silo_agent.edges.personal.own_models import OwnModels
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
+from silo_agent.edges.personal.shown import own_models_lines
 from silo_agent.rounds.effects import Activity, JournalActivity
 from silo_agent.service.ports import RoundModel
 from silo_agent.settings import PersonalSection
@@ -459,6 +460,10 @@ def test_scores_are_metrics_on_loopback_alone() -> None:
     value = registry.get_sample_value
     assert value("lorica_silo_model_score", {"model": "local", "score": "exact_match"}) == 0.3
     assert value("lorica_silo_model_score", {"model": "local", "score": "loss_per_token"}) == 2.5
+    parts = scored(exact=3).model_copy(update={"right": {"aggregate": 7, "values": 10}})
+    metrics.model_scores(lambda: OwnScores(scores={"local": parts}).numbers)
+    assert value("lorica_silo_model_score", {"model": "local", "score": "aggregate"}) == 0.7
+    assert "3 of 10 exact (aggregate 7, values 10)" in own_models_lines(OwnScores(scores={"local": parts}))[0]
     missing = value("lorica_silo_model_score", {"model": "global", "score": "exact_match"})
     assert missing is not None
     assert math.isnan(missing)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lorica_coordinator.rounds.events import DeadlinePassed, Resumed, SiloLeft
+from lorica_coordinator.rounds.events import DeadlinePassed, Resumed, SiloLeft, SiloRevoked
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.orders import waiting_for
 from lorica_coordinator.rounds.states import Collecting, Evaluating, Finished, Gathering, Idle, Opening, State, Task
@@ -96,6 +96,15 @@ def test_those_with_labels_and_those_without_train_in_turn() -> None:
         state = closed(state, number, *silos)
     assert isinstance(state, Finished)
     assert state.course.model == model_after(4)
+
+
+def test_where_nobody_of_its_kind_is_enrolled_a_round_says_so() -> None:
+    """Plans that no kind can have rounds of are not started; who has labels may be revoked later."""
+    state = after(in_turn(evaluate_every=0), SiloRevoked(now=T0, silo=A))
+    assert isinstance(state, Gathering)
+    assert waiting_for(state) == (
+        "2 silos are enrolled and none of them with labels, of whom this takes 1 at least; `coordinator invite` brings one"
+    )
 
 
 def test_a_round_waits_for_its_own_kind_alone() -> None:

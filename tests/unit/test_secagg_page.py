@@ -154,6 +154,7 @@ EACH = [(k, i) for k, v in ROUNDS["rounds"].items() for i in range(len(v))]
 def test_rounds(name, i):
     r = ROUNDS["rounds"][name][i]
     b, a, fp, o = r["before"], r["after"], r["fixed_point"], r["optimizer"]
+    o = I.in_its_turn(o, r["takes_turns"], r["round"], r["survivors"])
     tensors = [[n, [s]] for n, s in r["tensors"]]
 
     def f32(x):

@@ -1,5 +1,6 @@
 """Adapters: what PEFT adds is what the layout says, alone trained and sent, and merged it computes the same."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -120,6 +121,23 @@ def test_a_way_to_train_adapters_that_there_are_not_is_refused(train: str, tmp_p
     with pytest.raises(ConfigurationError, match=said):
         make_plan(tmp_path, overrides={"adapters.train": train})
     make_plan(tmp_path, overrides={"adapters.train": "both"})
+
+
+@pytest.mark.parametrize(("key", "value"), [("alpha", 8), ("layers", ["q"])])
+def test_what_says_how_adapters_are_made_is_refused_without_a_rank(key: str, value: object, tmp_path: Path) -> None:
+    """When a plan is made; one that was made before there was this refusal stays valid, with its digest."""
+    said = rf"plan first: \[adapters\] {key} = .* rank = 0 the plan has none: set rank above 0, or leave {key} out"
+    with pytest.raises(ConfigurationError, match=said):
+        make_plan(tmp_path, overrides={f"adapters.{key}": value})
+    bundle = make_plan(tmp_path, overrides={"adapters.alpha": 16, "adapters.layers": ["q", "v"]})
+    file = tmp_path / "plans" / "first" / "plan.toml"
+    text = file.read_text()
+    before = {"alpha": "alpha = 16", "layers": 'layers = ["q", "v"]'}[key]
+    assert before in text
+    file.write_text(text.replace(before, f"{key} = {json.dumps(value)}"))
+    again = compile_plan(file.parent)
+    assert again.plan.digest != bundle.plan.digest
+    assert getattr(again.plan.adapters, key) == value
 
 
 def test_a_layer_named_twice_is_refused(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_noise_is_added_once_a_step_to_every_parameter(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("multiplier", [0.4, 3.0])
 def test_noise_drawn_ahead_is_the_same(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an accelerator, whose gradients are made meanwhile."""
+    """As for an accelerator, whose gradients are made meanwhile: it draws the same examples and the same noise."""
     schedule = replace(SCHEDULE, noise_multiplier=multiplier, loss_noise_multiplier=None)
     models = [t5(), t5()]
     train(models[0], examples_of(20), schedule)

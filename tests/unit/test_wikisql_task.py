@@ -41,7 +41,7 @@ from silo_agent.training.tasks.wikisql_query import (
 )
 from silo_wire.manifest import Manifest, manifest_of
 from silo_wire.plans.plan import Plan
-from silo_wire.plans.sections.task import TaskSection
+from silo_wire.plans.sections.task import BUILT_IN, TaskSection
 
 NAMES = ("Week", 'High "r" bounds', "Date", "Location Attendance")
 GOLD = Query(3, 1, (Condition(0, 1, "5", quoted=False), Condition(2, 0, "Mar 28, 2004")))
@@ -379,7 +379,7 @@ def test_a_folder_of_the_other_task_is_refused(folder: Path) -> None:
 
 
 def test_a_plan_may_name_every_task_and_no_other() -> None:
-    assert [task.name for task in TASKS] == list(TaskSection.model_fields["kind"].annotation.__args__)  # type: ignore[union-attr]
+    assert [task.name for task in TASKS] == list(BUILT_IN)
     assert [task_named(task.name) for task in TASKS] == list(TASKS)
     assert all(task.metrics for task in TASKS)
 
@@ -524,5 +524,5 @@ def test_a_silos_folder_is_read_for_the_task_of_its_lines(folder: Path) -> None:
     sources = SiloSources(Settings.model_validate({"data": {"folder": str(folder)}}), scratch=folder / "scratch")
     assert (sources.summary().train_examples, sources.data().task, sources.database()) == (10, "wikisql", None)
     with pytest.raises(DataError, match=r"schema\.json is missing"):
-        sources.data_for(Reading(task="sql"))
-    assert sources.data_for(Reading(private=True, task="wikisql")).task == "wikisql"
+        sources.data_for(Reading(task=TaskSection(kind="sql")))
+    assert sources.data_for(Reading(private=True, task=TaskSection(kind="wikisql"))).task == "wikisql"

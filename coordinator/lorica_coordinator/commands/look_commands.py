@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -20,6 +20,9 @@ from lorica_security.console.terminal import Page, terminal
 from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+
+EXACT_MATCH: Final = "exact match"
+"""By what answers count where a coordinator does not say."""
 
 
 def status(directory: Dir = None, as_json: AsJson = False) -> None:
@@ -75,7 +78,8 @@ def rounds(
         say("no round has been opened yet")
         return
     left = ("round", "outcome", "silo", "update")
-    right = ("examples", "loss reduction", "weight", "share", "exact match", "execution")
+    score = reply.score or EXACT_MATCH
+    right = ("examples", "loss reduction", "weight", "share", score, "execution")
     rows = [
         (
             f"{record.round}.{record.attempt}",
@@ -94,17 +98,17 @@ def rounds(
     ]
     Page(columns=(*left, *right), rows=rows, numbers=("round", *right), groups=2).show(terminal())
     for record in reply.rounds:
-        if notes := notes_of(record):
+        if notes := notes_of(record, score=score):
             say(f"{record.round}.{record.attempt}: {'; '.join(notes)}")
 
 
-def notes_of(record: operator_pb2.RoundRecord) -> list[str]:
-    """What there is to say of an attempt beside its table."""
+def notes_of(record: operator_pb2.RoundRecord, *, score: str = EXACT_MATCH) -> list[str]:
+    """What there is to say of an attempt beside its table; `score` is by what answers count."""
     notes = [record.detail] if record.detail else []
     notes += [f"{silo.silo} {silo.outcome}: {silo.detail}" for silo in record.silos if silo.detail]
     if record.micro_exact_match >= 0:
         macro = f"MacroAvg {record.macro_exact_match:.1%}, " if record.macro_exact_match >= 0 else ""
-        notes.append(f"exact match {macro}MicroAvg {record.micro_exact_match:.1%}")
+        notes.append(f"{score} {macro}MicroAvg {record.micro_exact_match:.1%}")
     if record.HasField("masked"):
         totals = record.masked
         notes.append(

@@ -10,6 +10,7 @@
 any file is not the one that plan.toml names.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from lorica_security.host import files
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.manifest import Layout, manifest_of
 from silo_wire.model_folders.tokenizer_trial import require_family
+from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.model_files import TOKENIZER_FILE
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.privacy import calibrated_noise
@@ -181,7 +183,21 @@ def _drafted(
     values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
     draft = checked(Plan, {**values, "model": _draft_model(values)}, f"plan {name}")
     draft.require_comparable_work(f"plan {name}")
+    _require_adapters(draft.adapters, f"plan {name}")
     return values, draft
+
+
+def _require_adapters(section: AdaptersSection, where: str) -> None:
+    """Raise ConfigurationError for what says how adapters are made, of a plan that has none. Plans that were made with
+    such keys stay what they are, and their digests with them."""
+    usual = AdaptersSection()
+    for key in () if section.rank else ("alpha", "layers"):
+        value = getattr(section, key)
+        if value != getattr(usual, key):
+            raise ConfigurationError(
+                f"{where}: [adapters] {key} = {json.dumps(value)} says how adapters are made, and with rank = 0 the "
+                f"plan has none: set rank above 0, or leave {key} out"
+            )
 
 
 def _draft_model(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,11 @@ def _gathering(state: Gathering) -> str:
         for silos in (course.population, course.ready, course.unawaited)
     )
     least = course.terms.quorum(number, training=training)
-    counts = f"{len(ready)} of {len(population)} enrolled silos {_who(course.terms, number, training=training)}ready "
+    who = _who(course.terms, number, training=training)
+    if course.population and not population:
+        enrolled = f"{len(course.population)} silos are enrolled and none of them {who.rstrip()}"
+        return f"{enrolled}, of whom this takes {least} at least; `coordinator invite` brings one"
+    counts = f"{len(ready)} of {len(population)} enrolled silos {who}ready "
     counts += "to train" if training else "to evaluate"
     if barred := course.barred_in(state.opening.round):
         counts += f", left out until `coordinator plan start`: {named(sorted(barred))}"

@@ -1,7 +1,8 @@
 """What the round machine needs to know of a plan, and nothing more."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Literal
 
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT
@@ -9,6 +10,9 @@ from silo_wire.canonical import Digest
 from silo_wire.plans.sections.named_silos import is_among
 from silo_wire.plans.sections.who_trains import Alone, WhoTrains
 from silo_wire.plans.timetable import Timetable
+
+KindOfRound = Literal["all", "labelled", "unlabelled"]
+"""Whose a round is: of all silos, or of those with or without labels alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class PlanTerms:
     drawn for a round, 0: all that are ready. `corrects_drift`: silos go on with corrections that they made together.
     `without_labels` are the silos that have no scores, as a plan names them; `labelled_alone` as in WhoTrains, and
     `min_labelled` is the quorum of rounds in which silos with labels take turns with them.
+    `score` is by what answers count, as people are shown it.
     """
 
     federation: FederationName
@@ -43,6 +48,7 @@ class PlanTerms:
     record_level: bool = False
     silo_level: bool = False
     cohort_size: int = 0
+    score: str = "exact match"
     corrects_drift: bool = False
     without_labels: tuple[str, ...] = ()
     labelled_alone: Alone = "never"
@@ -68,6 +74,13 @@ class PlanTerms:
         """Fewest silos of a round's training, or of the gathering for its evaluation."""
         alone = self.takes_turns and (not training or self.who_trains.labelled_round(round_number))
         return self.min_labelled if alone else self.min_silos
+
+    @property
+    def kinds_of_rounds(self) -> Mapping[KindOfRound, int]:
+        """By whose rounds they are, each kind of round that the plan has, with the number of the first one."""
+        if self.takes_turns:
+            return {"labelled": 1, "unlabelled": 2}
+        return {"all" if self.labelled_alone == "never" else "labelled": 1}
 
     def scored(self, silos: Iterable[SiloName]) -> tuple[SiloName, ...]:
         """Those of `silos` that can be asked for scores."""

@@ -22,6 +22,7 @@ class OpenedPlan:
 def terms_of(plan: Plan) -> PlanTerms:
     schedule, evaluation, aggregation = plan.schedule, plan.evaluation, plan.aggregation
     return PlanTerms(
+        score=plan.task.score_label,
         federation=FederationName(plan.federation),
         plan=plan.digest,
         name=plan.name,

@@ -107,6 +107,10 @@ class Processes:
         )
         self._running.append((name, process, log))
 
+    def command(self, module: str, *arguments: str, extra: Mapping[str, str] | None = None) -> str:
+        """`run`, in whatever way these processes are started."""
+        return run(module, *arguments, extra=extra)
+
     def pid(self, name: str) -> int:
         """Raises StateError when there is no such process."""
         return self._entry(name)[1].pid

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lorica.demo import half_labels
 from lorica.demo.display import RoundDisplay, round_table
 from lorica.demo.observer import FederationView
 from lorica.demo.plan import DEMO_PLAN, MASKED_PLAN, PLAN_NAME, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
@@ -74,6 +75,11 @@ class Layout:
     def model(self) -> Path:
         return self.out / "model"
 
+    @property
+    def answers(self) -> Path:
+        """What silos without labels do not have: their answers, by which they are judged in the end."""
+        return self.out / "answers"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
@@ -104,21 +110,28 @@ def run_demo(
     values: Sequence[str] = (),
     secure: bool = False,
     epsilon: float | None = None,
+    labels: str = "",
     console: Console,
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also `out`/summary.json; raises StateError when a process fails.
 
     `values` are KEY=VALUE of the plan, over the demo's own. `secure`: under secure aggregation, with silos that pin
     each other's identity keys and refuse any plan without it. `epsilon`: under record-level differential privacy, with
-    silos that refuse any plan without it and whatever would cost more.
+    silos that refuse any plan without it and whatever would cost more. `labels`: "half" hides them at two of the silos.
     """
+    if labels:
+        half_labels.require_sound(labels, secure=secure, private=epsilon is not None)
     began = time.monotonic()
     place = Layout(out.resolve())
     prepare(place)
-    names = [silo.name for silo in SILOS]
+    names = list(half_labels.NAMES) if labels else [silo.name for silo in SILOS]
     plan: Sequence[str] = MASKED_PLAN if secure else DEMO_PLAN
     policy: dict[str, object] = {}
-    if epsilon is None:
+    if labels:
+        with console.status("generating four silos, two of them without labels, and training a public model"):
+            half_labels.write_half_labelled(place.out / "silos", place.answers, place.warm_start, seed=seed)
+        plan = half_labels.plan_arguments(place.warm_start)
+    elif epsilon is None:
         with console.status("generating four silos"):
             for silo in SILOS:
                 write_silo(place.data(silo.name), silo, seed=seed)
@@ -130,16 +143,21 @@ def run_demo(
     if secure:
         values = ("aggregation.secure_aggregation=true", *values)
         policy["require_secure_aggregation"] = True
-    _show_silos(console, place)
+    _show_silos(console, place, names)
+    if labels:
+        console.print(half_labels.TOLD, highlight=False)
     given = [argument for value in values for argument in ("--set", value)]
     scene = Scene(names=names, plan=(*plan, "--seed", str(seed), *given), policy=policy, pins=secure)
-    outcome = run_federation(place, scene, console)
+    judged = half_labels.judged_on(place.out / "silos", place.answers) if labels else {}
+    outcome = run_federation(place, scene, console, judged=judged)
     seconds = time.monotonic() - began
     summary = _summary(outcome, seconds=seconds)
     if epsilon is not None:
         summary["privacy"] = {name: spent(place, name) for name in names}
-    (place.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    _write_summary(place, summary)
     _show_result(console, names, summary)
+    if labels:
+        _show_what_branches_bring(console, place, outcome, judged, summary, seed=seed)
     if epsilon is not None:
         _show_privacy(console, place, names, summary)
     _answer(console, place, names)
@@ -147,6 +165,29 @@ def run_demo(
         f"Everything is in {place.out}: model/ loads with from_pretrained, {SUMMARY} has the figures.", soft_wrap=True
     )
     return summary
+
+
+def _write_summary(place: Layout, summary: Mapping[str, Any]) -> None:
+    (place.out / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _show_what_branches_bring(
+    console: Console,
+    place: Layout,
+    outcome: Outcome,
+    judged: Mapping[str, Path],
+    summary: dict[str, Any],
+    *,
+    seed: int,
+) -> None:
+    """Beside the same plan without them, which is simulated."""
+    with console.status("simulating the same plan without the branches, to compare"):
+        without = half_labels.without_branches(
+            place.out / "without-branches", place.out / "silos", place.warm_start, judged, seed=seed
+        )
+    half_labels.show(console, outcome.after, without)
+    summary["without_branches"] = {name: score.exact_match for name, score in without.items()}
+    _write_summary(place, summary)
 
 
 def write_private_silos(
@@ -162,9 +203,16 @@ def write_private_silos(
     write_textbook_start(place.warm_start, textbook, size=SIZE, seed=seed)
 
 
-def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scoring = score_silos) -> Outcome:
+def run_federation(
+    place: Layout,
+    scene: Scene,
+    console: Console,
+    *,
+    score: Scoring = score_silos,
+    judged: Mapping[str, Path] | None = None,
+) -> Outcome:
     """A coordinator and its agents from `init` to `export`, over the silos' data that is there, and what `score` makes
-    of the models."""
+    of the models, by silo on the data in `judged`, where that is other data than the silo has."""
     names = scene.names
     with Processes(place.logs, last="coordinator") as processes, _telling_of_an_interruption(console):
         with console.status("coordinator: init, plan new"):
@@ -203,7 +251,7 @@ def run_federation(place: Layout, scene: Scene, console: Console, *, score: Scor
             place.coordinator,
             Digest(status.plan_digest.hex()),
             Digest(status.best_model_digest.hex()),
-            {name: place.data(name) for name in names},
+            {name: place.data(name) for name in names} | dict(judged or {}),
         )
     return Outcome(status, records, before, after)
 
@@ -329,18 +377,17 @@ def _summary(outcome: Outcome, *, seconds: float) -> dict[str, Any]:
     }
 
 
-def _show_silos(console: Console, place: Layout) -> None:
+def _show_silos(console: Console, place: Layout, names: Sequence[str]) -> None:
     table = Table(title="silos", title_style="dim")
     for column in ("silo", "train", "dev", "test", "a question it holds"):
         table.add_column(column, justify="left" if column in ("silo", "a question it holds") else "right")
-    for silo in SILOS:
-        counts = []
-        example = ""
-        for split in ("train", "dev", "test"):
-            lines = (place.data(silo.name) / f"{split}.jsonl").read_text().splitlines()
-            counts.append(str(len(lines)))
-            example = example or json.loads(lines[0])["question"]
-        table.add_row(silo.name, *counts, example)
+    for name in names:
+        lines = {
+            split: file.read_text().splitlines() if (file := place.data(name) / f"{split}.jsonl").exists() else []
+            for split in ("train", "dev", "test")
+        }
+        example = json.loads(lines["train"][0])["question"]
+        table.add_row(name, *(str(len(of_split)) for of_split in lines.values()), example)
     show_table(console, table)
 
 

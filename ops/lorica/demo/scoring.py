@@ -1,10 +1,11 @@
 """Held-out scores of the first and the final model, by the agents' own evaluation on each silo's test split."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lorica.simulation.simulated import Simulated
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.opened import Coordinator
@@ -46,8 +47,7 @@ the final one."""
 class PlanModels:
     """Models of a plan that is finished, as files in `folder`, and the agents' own trainers for them."""
 
-    def __init__(self, coordinator: Path, plan: Digest, folder: Path) -> None:
-        parts = Coordinator.load(CoordinatorFolder(coordinator))
+    def __init__(self, parts: Coordinator, plan: Digest, folder: Path) -> None:
         self._bundle, self._folder = parts.shelf.bundle(plan), folder
         self._models = parts.models(self._bundle)
         bases = parts.base(self._bundle)
@@ -65,18 +65,30 @@ class PlanModels:
 
 def score_silos(coordinator: Path, plan: Digest, final: Digest, data: Mapping[str, Path]) -> tuple[Scores, Scores]:
     """A Scoring, whose execution accuracy is of each silo's own database."""
-    scores: tuple[Scores, Scores] = ({}, {})
     with TemporaryDirectory() as name:
-        models = PlanModels(coordinator, plan, Path(name))
-        both = [models.initial(), models.model(final)]
-        for silo, of_silo in data.items():
-            trainer = models.trainer(silo, of_silo)
-            with Sandbox(SqliteTarget(of_silo / "db.sqlite")) as box:
-                for model, by_silo in zip(both, scores, strict=True):
-                    evaluation = trainer.evaluate(
-                        model_path=model.file, model=model.manifest, split="test", same_result=in_sandbox(box)
-                    )
-                    by_silo[silo] = Score.of(evaluation)
+        models = PlanModels(Coordinator.load(CoordinatorFolder(coordinator)), plan, Path(name))
+        before, after = _scored(models, (models.initial(), models.model(final)), data)
+    return before, after
+
+
+def score_simulated(simulated: Simulated, data: Mapping[str, Path]) -> Scores:
+    """Of the best model of a simulation."""
+    with TemporaryDirectory() as name:
+        models = PlanModels(simulated.coordinator, simulated.plan, Path(name))
+        (best,) = _scored(models, (models.model(simulated.best),), data)
+    return best
+
+
+def _scored(models: PlanModels, each: Sequence[RoundModel], data: Mapping[str, Path]) -> list[Scores]:
+    scores: list[Scores] = [{} for _ in each]
+    for silo, of_silo in data.items():
+        trainer = models.trainer(silo, of_silo)
+        with Sandbox(SqliteTarget(of_silo / "db.sqlite")) as box:
+            for model, by_silo in zip(each, scores, strict=True):
+                evaluation = trainer.evaluate(
+                    model_path=model.file, model=model.manifest, split="test", same_result=in_sandbox(box)
+                )
+                by_silo[silo] = Score.of(evaluation)
     return scores
 
 

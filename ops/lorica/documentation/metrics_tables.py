@@ -1,14 +1,16 @@
 """Tables of the metrics of both programs."""
 
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
+from lorica_coordinator.rounds.terms import KindOfRound
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
 from silo_agent.edges.console.metrics import MODEL_SCORES, SCORED_MODELS, SiloMetrics
+from silo_agent.training.tasks.wikisql_query import METRICS
 from silo_wire.wire_version import OURS
 
 # --- metrics
@@ -45,8 +47,10 @@ OPEN_LABELS: Final = {
     "point": POINTS,
     "model": SCORED_MODELS,
     "score": MODEL_SCORES,
+    "part": METRICS,
+    "of": get_args(KindOfRound),
 }
-"""Of series that are there only while a plan lets them be."""
+"""Of series that are there only while a plan lets them be, or has them."""
 
 
 def _instruments(metrics: object, registry: CollectorRegistry) -> str:
@@ -66,7 +70,7 @@ def _instruments(metrics: object, registry: CollectorRegistry) -> str:
         labels = []
         for label in instrument._labelnames:  # the library tells them nowhere else before there is a series
             closed = values.get(family.name, {}).get(label)
-            labels.append(f"`{label}`: {', '.join(closed or OPEN_LABELS[label])}")
+            labels.append(f"`{label}`: {', '.join(OPEN_LABELS.get(label, closed or ()))}")
         name = f"{family.name}_total" if family.type == "counter" else family.name
         rows.append((f"`{name}`", family.type, "; ".join(labels), family.documentation))
     return markdown_table(("metric", "type", "labels", "meaning"), rows)

@@ -123,6 +123,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.database_in_training": "Whether a plan may have this silo, where it trains without labels, drop a model's "
     "answers by what its database says of them. Whoever chooses the model then sees in updates which statements ran or "
     "gave rows: not for a coordinator that must not know what the database holds. Needs `allow_execution`.",
+    "policy.tasks": "Tasks of packages that this silo's people installed and let plans train for, by name; those that "
+    "Lorica brings are always allowed.",
     "policy.tell_scores": "Whether scores leave: how many held-out questions the model answers right, and the loss. "
     "false: under masks this silo adds zeros to their sum, in the clear it declines each evaluation.",
     "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, "

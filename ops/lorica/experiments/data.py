@@ -4,6 +4,7 @@ Lines stay the bytes that they are, bad ones too: what is wrong with them is for
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,17 +23,32 @@ _SEED = 1
 """Of which examples stay where there are too many: the same for every run of every study."""
 
 
-def own_copy(silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str, int]) -> dict[SiloName, Path]:
-    """The silos' folders with at most so many training examples, in `folder`; those without a limit are used as they
-    are."""
+_QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
+
+
+def own_copy(
+    silos: Mapping[SiloName, Path], folder: Path, at_most: Mapping[str, int], *, lower_case: bool = False
+) -> dict[SiloName, Path]:
+    """The silos' folders with at most so many training examples, in `folder`, and SQL in lower case if so wanted; those
+    without a limit are used as they are else."""
     for name in at_most:
         if name not in silos:
             raise ConfigurationError(f"at_most names silo {name!r}: the silos are {', '.join(silos)}")
-        if (folder / name).resolve() == silos[SiloName(name)].resolve():
+    copied = silos if lower_case else at_most
+    for name, path in silos.items():
+        if name in copied and (folder / name).resolve() == path.resolve():
             raise ConfigurationError(
                 f"{folder} holds the silos themselves, which are to be cut there: choose another --out"
             )
-    return {name: _cut(path, folder / name, at_most[name]) if name in at_most else path for name, path in silos.items()}
+    return {
+        name: _copied(path, folder / name, at_most.get(name), lower_case=lower_case) if name in copied else path
+        for name, path in silos.items()
+    }
+
+
+def lower_sql(query: str) -> str:
+    """SQL in lower case, what stands in quotes as it is."""
+    return "".join(part if part[:1] in ("'", '"') else part.lower() for part in _QUOTED.split(query))
 
 
 def require_test(silos: Mapping[SiloName, Path]) -> None:
@@ -53,19 +69,32 @@ def require_same(silos: Mapping[SiloName, Path], out: Path) -> None:
     remember(silos, out)
 
 
-def _cut(source: Path, target: Path, most: int) -> Path:
+def _copied(source: Path, target: Path, most: int | None, *, lower_case: bool) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for name in (*(f"{split}.jsonl" for split in SPLITS), "db.sqlite"):  # packed then, plain now: an agent refuses both
         (target / name).unlink(missing_ok=True)
         (target / f"{name}.gz").unlink(missing_ok=True)
-    found = list(lines(source, "train"))
-    generator = torch.Generator().manual_seed(_SEED)
-    kept = sorted(torch.randperm(len(found), generator=generator)[:most].tolist())
-    (target / "train.jsonl").write_bytes(b"".join(found[index] for index in kept))
+    for split in SPLITS:
+        found = list(lines(source, split))
+        if split == "train" and most is not None:
+            generator = torch.Generator().manual_seed(_SEED)
+            found = [found[index] for index in sorted(torch.randperm(len(found), generator=generator)[:most].tolist())]
+        if found:
+            made = [_lower(line) for line in found] if lower_case else found
+            (target / f"{split}.jsonl").write_bytes(b"".join(made))
     for path in source.iterdir():
-        if path.is_file() and not path.name.startswith("train.jsonl"):
+        if path.is_file() and path.name.split(".")[0] not in SPLITS:
             shutil.copy(path, target / path.name)
     return target
+
+
+def _lower(line: bytes) -> bytes:
+    try:
+        value = json.loads(line)
+        query = lower_sql(value["query"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return line
+    return f"{json.dumps({**value, 'query': query})}\n".encode()
 
 
 def poisoned(source: Path, target: Path, attack: Attack) -> Path:

@@ -20,7 +20,6 @@ from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.canonical import canonical_json, digest_of
 from silo_wire.plans.sections.named_silos import is_among
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
-from silo_wire.plans.sections.task import TaskName
 
 Way = Literal["together", "alone", "centralized"]
 Value = str | int | float | bool | list[str]
@@ -74,7 +73,7 @@ class PracticeSection(Section):
     (warm_up.py)."""
 
     pairs: Annotated[int, Field(ge=1)]  # over random schemas
-    task: TaskName = "sql"  # "wikisql": over random tables, in the form of that task
+    task: Literal["sql", "wikisql"] = "sql"  # "wikisql": over random tables, in the form of that task
     # with it: so many pairs more, afterwards and by the same values, most of whose columns have names that are no words
     strange: Annotated[int, Field(ge=0)] = 0
     wikisql: str = ""  # a .jsonl.gz of its labelled questions
@@ -181,6 +180,7 @@ class Study(Section):
     seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
+    lower_case: bool = False  # SQL outside quotes, of silos and of the practice: schemas are in lower case
     scored: Listed[str] = ()  # silos whose test split is scored at the end; empty: all that have labels
     # of silos without labels, so many training questions whose answers are compared with the silos' own after each
     # round of silos with labels, which the training never sees
@@ -335,6 +335,7 @@ class Run:
         # results alone.
         start = self.study.start.model_dump(exclude_defaults=True)
         content = [self.setup, self.seed, self.values, start, self.study.preset, self.study.at_most]
+        content += ["lower case"] * self.study.lower_case
         content += [list(self.study.scored)] if self.study.scored else []
         content += [self.study.pseudo_labels] if self.study.pseudo_labels else []
         if self.study.hostile is not None:  # such a run is scored otherwise, whoever is hostile in it

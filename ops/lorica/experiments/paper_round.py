@@ -41,7 +41,7 @@ SHORT: Final[dict[str, Value]] = {
 tokens."""
 
 
-def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: Console) -> dict[str, Any]:
+def paper_round(data: Path, out: Path, *, examples: int, device: str, threads: int, console: Console) -> dict[str, Any]:
     """Run it in the new folder `out`; the run's line of results, with seconds, peak memory and sizes."""
     try:
         out.mkdir(parents=True)
@@ -61,7 +61,7 @@ def paper_round(data: Path, out: Path, *, examples: int, threads: int, console: 
         }
     )
     began = time.monotonic()
-    run_study(study, out / "study", data=out, device="cpu", threads=threads, console=console)
+    run_study(study, out / "study", data=out, device=device, threads=threads, console=console)
     (line,) = results(out / "study")
     return {
         **line,
@@ -82,19 +82,22 @@ def cut(source: Path, target: Path, examples: int) -> None:
 def shares(silos: dict[str, dict[str, Any]]) -> str:
     """Each silo's share of the new model and the loss reduction that it told, largest first."""
     largest_first = sorted(silos.items(), key=lambda silo: -silo[1]["share"])
-    return ", ".join(f"{name} {row['share']:.1%} ({row['loss_reduction']:.2f})" for name, row in largest_first)
+    return ", ".join(
+        f"{name} {row['share']:.1%} ({row['loss_max'] - row['loss_min']:.2f})" for name, row in largest_first
+    )
 
 
 def main(
     data: Annotated[Path, typer.Argument(help="Folder of the paper's eight silos.", show_default=False)],
     out: Annotated[Path, typer.Option(help="A new folder; it takes 20 GB.")] = Path("paper-round"),
     examples: Annotated[int, typer.Option(min=1, help="Of each split of each silo.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its own choice.")] = 0,
 ) -> None:
     """One short round of the paper's protocol on a random T5-base."""
     console = terminal()
     try:
-        found = paper_round(data, out, examples=examples, threads=threads, console=console)
+        found = paper_round(data, out, examples=examples, device=device, threads=threads, console=console)
     except LoricaError as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)

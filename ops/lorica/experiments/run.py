@@ -83,8 +83,9 @@ def run_study(
         _require_sound(study, found)
         with _one_shard_at_a_time(out):
             require_same(found, out)
-            source = start(study.start, data, out, DeviceSettings(device=device, threads=threads), console)
-        silos = own_copy(found, out / f"data{shard.suffix}", study.at_most)
+            training = DeviceSettings(device=device, threads=threads)
+            source = start(study.start, data, out, training, console, lower_case=study.lower_case)
+        silos = own_copy(found, out / f"data{shard.suffix}", study.at_most, lower_case=study.lower_case)
         settings = DeviceSettings(device=device, threads=threads_of_a_worker(threads, jobs))
         done = {line["run"] for line in results(out)}
         runs = shard.of_all(list(study.runs()))

@@ -96,8 +96,8 @@ def _score(
         return None
     trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
     target = sources.database()
-    truths: list[tuple[bool, ...]] = []
-    parts: dict[str, int] = {}
+    truths: list[tuple[float, ...]] = []
+    parts: dict[str, float] = {}
     with ExitStack() as open_here:
         score = trainer.evaluate(
             model_path=best.file,
@@ -114,7 +114,7 @@ def _score(
         "examples": score.examples,
         "exact_match": score.exact_matches / score.examples,
         "loss_per_token": score.loss_per_token,
-        "right": "".join("01"[whole] for whole, *_ in truths),
+        "right": "".join("01"[whole >= 1.0] for whole, *_ in truths),
     }
     if len(parts) > 1:
         found |= {name: count / score.examples for name, count in parts.items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lorica.demo.ports import free_ports
-from lorica.demo.processes import Processes, run
+from lorica.demo.processes import Processes
 from lorica.demo.silos.silos import SILOS, keep_first, write_silo
 from lorica.soak.comparison import Result
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
@@ -105,7 +105,7 @@ class MortalFederation:
                     f'[policy]\nrequire_privacy = "record"\nmax_epsilon = {MOST_EPSILON}\napproved_plans = "any"\n'
                 )
         ports = free_ports(3)
-        run(
+        self.processes.command(
             "lorica_coordinator.cli",
             *(
                 "init",
@@ -129,7 +129,9 @@ class MortalFederation:
             **shape.values,
         }
         settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
-        run("lorica_coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *settings)
+        self.processes.command(
+            "lorica_coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *settings
+        )
 
     def copy(self, root: Path, processes: Processes) -> "MortalFederation":
         """The same federation once more, on other ports: same plan, same authority, same data; before anything ran."""
@@ -145,7 +147,8 @@ class MortalFederation:
     def invite(self) -> Mapping[str, str]:
         """A token for every silo; the coordinator is not running."""
         return {
-            silo: run("lorica_coordinator.cli", "invite", silo, *self._where()).strip() for silo in self.shape.silos
+            silo: self.processes.command("lorica_coordinator.cli", "invite", silo, *self._where()).strip()
+            for silo in self.shape.silos
         }
 
     def enrol(self, tokens: Mapping[str, str]) -> None:
@@ -154,7 +157,7 @@ class MortalFederation:
             list(pool.map(self._enrol, tokens, tokens.values()))
 
     def _enrol(self, silo: str, token: str) -> None:
-        run("silo_agent.cli", "enroll", token, "--dir", str(self.agent(silo).root))
+        self.processes.command("silo_agent.cli", "enroll", token, "--dir", str(self.agent(silo).root))
 
     # --- processes
 

@@ -39,6 +39,7 @@ _LATER_KEYS: Final = {
         }
     ),
     "schedule": frozenset({"cohort_size"}),
+    "task": frozenset({"score", "version", "digest"}),
     "training": frozenset({"steps", "drift_correction"}),
 }
 _LATER_SECTIONS: Final = ("task", "semi_supervised")
@@ -63,6 +64,8 @@ class Plan(PlanValues):
             if getattr(self, section) == type(self).model_fields[section].default:
                 del values[section]
         for section, keys in _LATER_KEYS.items():
+            if section not in values:
+                continue
             defaults = type(getattr(self, section)).model_fields
             values[section] = {
                 key: value

@@ -211,6 +211,7 @@ class StatusReply(_message.Message):
     BEST_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     COORDINATOR_VERSION_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     federation: _builtins.str
     plan_name: _builtins.str
     plan_digest: _builtins.bytes
@@ -226,6 +227,8 @@ class StatusReply(_message.Message):
     coordinator_version: _builtins.str
     wire: _builtins.str
     """that the coordinator speaks"""
+    score: _builtins.str
+    """by what answers count, as people are shown it; empty: exact match"""
     @_builtins.property
     def silos(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiloStatus]: ...
     def __init__(
@@ -245,10 +248,11 @@ class StatusReply(_message.Message):
         best_model_digest: _builtins.bytes = ...,
         coordinator_version: _builtins.str = ...,
         wire: _builtins.str = ...,
+        score: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "best_model_digest", b"best_model_digest", "coordinator_version", b"coordinator_version", "detail", b"detail", "federation", b"federation", "model_digest", b"model_digest", "phase", b"phase", "plan_digest", b"plan_digest", "plan_name", b"plan_name", "round", b"round", "rounds", b"rounds", "seconds_left", b"seconds_left", "silos", b"silos", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "best_model_digest", b"best_model_digest", "coordinator_version", b"coordinator_version", "detail", b"detail", "federation", b"federation", "model_digest", b"model_digest", "phase", b"phase", "plan_digest", b"plan_digest", "plan_name", b"plan_name", "round", b"round", "rounds", b"rounds", "score", b"score", "seconds_left", b"seconds_left", "silos", b"silos", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,16 +430,20 @@ class ListRoundsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUNDS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    score: _builtins.str
+    """as in StatusReply"""
     @_builtins.property
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundRecord]: ...
     def __init__(
         self,
         *,
         rounds: _abc.Iterable[Global___RoundRecord] | None = ...,
+        score: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,7 +58,7 @@ def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanB
     from silo_wire.model_folders.t5_config import t5_config
 
     data, section = sources.data(), bundle.plan.training.for_silo(silo)
-    shown = task_named(data.task).shown
+    task = task_named(data.task)
     try:
         tokenizer = TextTokenizer.of_model(bundle.files, t5_config(bundle.files[CONFIG_FILE]))
     except MalformedMessage as error:  # such a plan is refused before any training
@@ -67,7 +67,9 @@ def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanB
     encoded = encode_examples(
         tokenizer,
         data.train[:TRIED_LINES],
-        schemas={schema.db_id: shown(schema) for schema in data.schemas} if section.schema_in_input else None,
+        schemas={schema.db_id: task.shown(schema) for schema in data.schemas}
+        if section.schema_in_input and task.shows_schema
+        else None,
         max_input_tokens=section.max_input_tokens,
         max_output_tokens=section.max_output_tokens,
     )
@@ -91,7 +93,7 @@ def check_losses(sources: SiloSources, plan: Plan, silo: SiloName) -> str:
 
 def check_unit(sources: SiloSources, unit: str) -> str:
     try:
-        data = sources.data_for(Reading(unit_field=unit, private=True, task=sources.data().task))
+        data = sources.data_for(replace(sources.reading, unit_field=unit, private=True, labelled=True))
     except UnitOwnsHalf as error:
         raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:

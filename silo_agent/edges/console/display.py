@@ -29,6 +29,7 @@ _PROBLEMS = frozenset(
         *("refused", "work-failed", "errand-refused", "unreachable", "coordinator-not-told", "bad-line"),
         *("checkpoint-ignored", "checkpoint-not-written", "residual-lost", "residual-not-written"),
         "own-models-not-trained",
+        "answers-right-not-written",
         "no-loss-reduction",
     }
 )

@@ -21,6 +21,7 @@ from lorica_security.daemon.metrics_port import metrics_port
 from lorica_security.errors import ConfigurationError
 from silo_agent.rounds.effects import Activity, JournalActivity, JournalOutcome, Outcome
 from silo_agent.service.refusals import RULES
+from silo_agent.training.tasks.wikisql_query import METRICS
 from silo_wire.wire_version import OURS
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -29,7 +30,7 @@ ENDS: Final = {
     EVALUATION: (Outcome.EVALUATED, Outcome.DECLINED, Outcome.CLOSED),
 }
 SCORED_MODELS: Final = ("local", "global", "personal")
-MODEL_SCORES: Final = ("loss_per_token", "exact_match", "execution_match")
+MODEL_SCORES: Final = ("loss_per_token", "exact_match", "execution_match", *METRICS[1:])
 EVENTS_QUEUE, ERRANDS_QUEUE = "events", "errands"
 ACTIVITIES: Final = {activity: activity.name.lower() for activity in Activity}
 _ACTIVITY_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
@@ -107,6 +108,12 @@ class SiloMetrics:
             "and shares of right answers. There with [personal] method where [metrics] listen is loopback.",
             ["model", "score"],
         )
+        self.answers_right = gauge(
+            "lorica_silo_answers_right_ratio",
+            "Shares of this silo's held-out questions that the global model that was scored last answers right, as a "
+            "whole and in part. There where the plan's task knows parts and [metrics] listen is loopback.",
+            ["part"],
+        )
         self._activity: Activity | None = None
         self._activity_since = 0.0
         for activity in ACTIVITIES.values():
@@ -151,6 +158,12 @@ class SiloMetrics:
         for model in SCORED_MODELS:
             for score in MODEL_SCORES:
                 self.model_score.labels(model, score).set_function(partial(look, model, score))
+
+    def answers(self, shares: Mapping[str, float]) -> None:
+        """Of the global model that was scored last, by part; those of a task before it go."""
+        self.answers_right.clear()
+        for part, share in shares.items():
+            self.answers_right.labels(part).set(share)
 
     def activity_changed(self, now_at: JournalActivity) -> None:
         if now_at.key is not None:

@@ -77,6 +77,11 @@ class SiloFolder:
         return self.root / "personal"
 
     @property
+    def answers_right(self) -> Path:
+        """How many answers of the global model are right here, in parts that do not leave."""
+        return self.root / "answers-right.json"
+
+    @property
     def plans(self) -> Path:
         return self.root / "plans"
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from lorica_security.console.strict_toml import Section
+from silo_agent.edges.disk.answers_right import PartName
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_agent.settings import PersonalSection
 from silo_wire.canonical import Digest, canonical_json, digest_of
@@ -29,9 +30,13 @@ class Scored(Section):
     executed: Annotated[int, Field(ge=0)]
     execution_matches: Annotated[int, Field(ge=0)]
     loss_per_token: Annotated[float, Field(ge=0)]
+    right: dict[PartName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)  # in parts
 
     @classmethod
-    def of(cls, model: Digest, evaluation: Evaluation, *, method: str, goal: str | None) -> "Scored":
+    def of(
+        cls, model: Digest, evaluation: Evaluation, right: Mapping[str, float], *, method: str, goal: str | None
+    ) -> "Scored":
+        """`right`: answers by each metric of the task, the whole answer first."""
         return cls(
             model=model,
             method=method,
@@ -41,6 +46,7 @@ class Scored(Section):
             executed=evaluation.executed,
             execution_matches=evaluation.execution_matches,
             loss_per_token=evaluation.loss_per_token,
+            right=dict(list(right.items())[1:]),
         )
 
     @property
@@ -51,9 +57,12 @@ class Scored(Section):
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Each score under its name in metrics and JSON; execution where something was executed."""
+        """Each score under its name in metrics and JSON; execution where something was executed, parts of answers where
+        the task knows any."""
         executed = {"execution_match": self.execution_matches / self.executed} if self.executed else {}
-        return {"loss_per_token": self.loss_per_token, "exact_match": self.exact_matches / self.examples, **executed}
+        parts = {name: count / self.examples for name, count in self.right.items()}
+        whole = {"loss_per_token": self.loss_per_token, "exact_match": self.exact_matches / self.examples}
+        return {**whole, **executed, **parts}
 
 
 class OwnScores(Section):

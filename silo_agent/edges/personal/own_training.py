@@ -166,8 +166,11 @@ class OwnTraining:
 
     def _scored(self, model: RoundModel, method: str = "", goal: str | None = None) -> Scored:
         def scored(same_result: SameResult | None) -> Scored:
-            evaluation = self._trainer.evaluate(model, same_result=same_result, should_stop=self._cancelled)
-            return Scored.of(model.manifest.digest, evaluation, method=method, goal=goal)
+            right: dict[str, float] = {}
+            evaluation = self._trainer.evaluate(
+                model, same_result=same_result, on_parts=right.update, should_stop=self._cancelled
+            )
+            return Scored.of(model.manifest.digest, evaluation, right, method=method, goal=goal)
 
         target = self._sources.database() if self._executes else None
         if target is None:

@@ -3,7 +3,7 @@
 import gzip
 import os
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -14,9 +14,9 @@ from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
 from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, first_keys
-from silo_agent.training.tasks.named import task_marked_by, task_named
-from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
+from silo_agent.training.tasks.named import section_of, task_marked_by, task_of
 from silo_wire.plans.plan import Plan
+from silo_wire.plans.sections.task import TaskSection
 
 SHOWN_BAD_LINES = 20
 _BLOCK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class Reading:
 
     unit_field: str = ""
     private: bool = False
-    task: str = TEXT_TO_SQL.name
+    task: TaskSection = field(default_factory=TaskSection)
     labelled: bool = True
 
     @classmethod
@@ -36,7 +36,7 @@ class Reading:
         return cls(
             unit_field=plan.privacy.unit_field,
             private=plan.privacy.level == "record",
-            task=plan.task.kind,
+            task=plan.task,
             labelled=not plan.semi_supervised.without_labels(silo),
         )
 
@@ -50,15 +50,20 @@ class SiloSources:
         self._data: SiloData | None = None
         self._read_for: Reading | None = None
 
+    @property
+    def reading(self) -> Reading:
+        """How the data were read last, or are read at first."""
+        return self._read_for or self._at_first()
+
     def data(self) -> SiloData:
         """As it was read last, at first for what its first line is; raises DataError, also for more bad lines than
         [data] max_bad_lines_share."""
-        return self.data_for(self._read_for or self._at_first())
+        return self.data_for(self.reading)
 
     def data_for(self, reading: Reading) -> SiloData:
         """Read once for plans that have it read alike; raises what `data` raises."""
         if self._data is None or reading != self._read_for:
-            self._data = task_named(reading.task).data(
+            self._data = task_of(reading.task).data(
                 self._folder(),
                 DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share),
                 unit_field=reading.unit_field,
@@ -71,9 +76,9 @@ class SiloSources:
     def _at_first(self) -> Reading:
         """Without a plan: a folder whose first line has no answer, and that has no dev split, is one without labels."""
         keys = first_keys(self._folder())
-        task = task_marked_by(keys)
+        task = task_marked_by(keys, self._settings.policy.tasks)
         held_out = any((self._folder() / name).exists() for name in ("dev.jsonl", "dev.jsonl.gz"))
-        return Reading(task=task.name, labelled=held_out or not keys or task.label in keys)
+        return Reading(task=section_of(task), labelled=held_out or not keys or task.label in keys)
 
     def _folder(self) -> Path:
         if not self._settings.data.folder:

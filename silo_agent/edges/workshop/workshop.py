@@ -4,7 +4,7 @@ The only edge that imports torch, so commands import it when they train or answe
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,10 +20,12 @@ from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.events import SavedUpdate
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import (
+    Answers,
     Cancelled,
     DataSummary,
     MaskedFile,
     Notice,
+    OnAnswers,
     Progress,
     RoundModel,
     TrainedUpdate,
@@ -33,7 +35,7 @@ from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Rows, Sandbox, run_select
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.evaluation import SameResult, in_sandbox
 from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
@@ -64,6 +66,7 @@ class Workshop:
         checkpoint_every_s: float = 0.0,
         on_losses: Callable[[int, Sequence[float]], None] = lambda round_number, losses: None,
         on_private_data: Callable[[SiloData, str], None] = lambda data, unit_field: None,
+        on_answers: OnAnswers = lambda plan, evaluated: None,
     ) -> None:
         """`model_of` gives a model that other workshops of this process use in turn; without it each plan's is made
         here.
@@ -71,8 +74,10 @@ class Workshop:
         `own_entropy`: see SiloTrainer. `checkpoint_every_s`: how many seconds of training a checkpoint must be worth;
         0: every epoch leaves one. `on_private_data` hears of the data that a private plan is prepared on, and by which
         key lines are grouped. `on_losses` hears the loss of each optimizer step of a round when its training has ended;
-        NaN where a step has none to tell.
+        NaN where a step has none to tell. `on_answers` hears how many answers of each global model are right, in parts
+        that do not leave.
         """
+        self._on_answers = on_answers
         self._on_losses = on_losses
         self._on_private_data = on_private_data
         self._settings = settings
@@ -205,26 +210,29 @@ class Workshop:
             )
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
+        counts: dict[str, float] = {}
+
+        def evaluated(same_result: SameResult | None) -> Evaluation:
+            return trainer.evaluate(
+                model_path=model.file,
+                model=model.manifest,
+                model_mark=model.mark,
+                same_result=same_result,
+                on_parts=counts.update,
+                on_progress=progress,
+                should_stop=cancelled,
+            )
+
         with on_records():
             if target is None:
-                return trainer.evaluate(
-                    model_path=model.file,
-                    model=model.manifest,
-                    model_mark=model.mark,
-                    on_parts=_tell_parts,
-                    on_progress=progress,
-                    should_stop=cancelled,
-                )
-            with Sandbox(target, self._sources.limits()) as box:
-                return trainer.evaluate(
-                    model_path=model.file,
-                    model=model.manifest,
-                    model_mark=model.mark,
-                    same_result=in_sandbox(box),
-                    on_parts=_tell_parts,
-                    on_progress=progress,
-                    should_stop=cancelled,
-                )
+                evaluation = evaluated(None)
+            else:
+                with Sandbox(target, self._sources.limits()) as box:
+                    evaluation = evaluated(in_sandbox(box))
+            self._on_answers(
+                bundle.plan.digest, Answers(model=model.manifest.digest, questions=evaluation.examples, right=counts)
+            )
+            return evaluation
 
     def answer(self, *, bundle: PlanBundle, base: RoundModel | None, model: RoundModel, question: str) -> str:
         """The model's SQL for one question; hostile until the sandbox has run it."""
@@ -255,12 +263,6 @@ class Workshop:
     def _device(self) -> DeviceSettings:
         training = self._settings.training
         return DeviceSettings(device=training.device, threads=training.threads)
-
-
-def _tell_parts(counts: Mapping[str, int]) -> None:
-    """To this silo's own log: of these the coordinator is told the first alone, as exact matches."""
-    if len(counts) > 1:
-        _log.info("answers-right", **counts)
 
 
 @contextmanager

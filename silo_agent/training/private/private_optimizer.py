@@ -37,6 +37,7 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
         )
         self._words = words
         self._threads = ThreadPoolExecutor(max_workers=torch.get_num_threads())
+        self._key: bytes | None = None
         self._noise: StepNoise | None = None
 
     @property
@@ -44,12 +45,17 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
         """Chunks were added up, not averaged."""
         return 1
 
-    def begin_noise(self) -> None:
-        """Have the processor draw the next step's noise while an accelerator makes
-        its gradients: eight bytes a parameter of memory.
+    def begin_step(self) -> None:
+        """Draw the key of the next step's noise, before the step's examples whatever the device; and beside an
+        accelerator, while it makes gradients, have the processor draw the noise: eight bytes a parameter of memory.
         """
-        elements = [parameter.numel() for parameter in self.params]
-        self._noise = self._new_noise(ahead=sum(elements))
+        self._key = self._new_key()
+        if any(parameter.device.type != "cpu" for parameter in self.params):
+            self.begin_noise()
+
+    def begin_noise(self) -> None:
+        """Have the processor draw the step's noise from now on."""
+        self._noise = self._new_noise(ahead=sum(parameter.numel() for parameter in self.params))
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -64,6 +70,7 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
     def add_noise(self) -> None:
         deviation = self.noise_multiplier * self.max_grad_norm
         noise, self._noise = self._noise or self._new_noise(ahead=2 * torch.get_num_threads()), None
+        self._key = None
         for parameter in self.params:
             total = parameter.summed_grad
             if total is None:
@@ -77,4 +84,7 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _new_noise(self, *, ahead: int) -> StepNoise:
         elements = [parameter.numel() for parameter in self.params]
-        return StepNoise(self._words.words32(KEY_BYTES // 4).tobytes(), elements, self._threads, ahead=ahead)
+        return StepNoise(self._key or self._new_key(), elements, self._threads, ahead=ahead)
+
+    def _new_key(self) -> bytes:
+        return self._words.words32(KEY_BYTES // 4).tobytes()

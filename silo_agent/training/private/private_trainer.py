@@ -108,8 +108,7 @@ def train_privately(
     model.train()
     try:
         for step in range(schedule.steps):
-            if parameters[0].device.type != "cpu":
-                optimizer.begin_noise()
+            optimizer.begin_step()
             for _, batch in chunks.of(examples, drawn_examples(examples, schedule.sampling_rate, words)):
                 if should_stop():
                     raise TrainingStopped

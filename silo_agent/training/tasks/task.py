@@ -22,12 +22,16 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of what is right or wrong of an answer. The first is the whole answer, which alone leaves a silo,
-        as `exact_matches`; the others are the silo's own."""
+        """The names of what is right of an answer. The first is the plan's score, which alone leaves a silo, summed
+        and rounded, as `exact_matches`; the others are the silo's own."""
 
     @property
     def executes(self) -> bool:
         """Whether its answers run on a silo's database."""
+
+    @property
+    def shows_schema(self) -> bool:
+        """Whether an input holds what `shown` gives, where the plan has schemas in inputs."""
 
     @property
     def label(self) -> str:
@@ -51,6 +55,6 @@ class Task(Protocol):
     def shown(self, schema: Schema) -> str:
         """What of a schema stands behind the question."""
 
-    def right(self, predicted: str, gold: str, schema: Schema) -> tuple[bool, ...]:
-        """Of a model's answer, which is untrusted, one truth for each of `metrics`. `gold` is an example's `query`,
-        `schema` that of its table or database."""
+    def right(self, predicted: str, gold: str, schema: Schema) -> tuple[float, ...]:
+        """Of a model's answer, which is untrusted, how much is right by each of `metrics`, from 0 to 1. `gold` is an
+        example's `query`, `schema` that of its table or database."""

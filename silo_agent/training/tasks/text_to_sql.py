@@ -17,6 +17,7 @@ class TextToSql:
     name: str = "sql"
     metrics: tuple[str, ...] = ("exact_match",)
     executes: bool = True
+    shows_schema: bool = True
     label: str = "query"
 
     def marked_by(self, keys: Set[str]) -> bool:

@@ -50,6 +50,7 @@ class WikiSql:
     name: str = "wikisql"
     metrics: tuple[str, ...] = METRICS
     executes: bool = False
+    shows_schema: bool = True
     label: str = "sql"
 
     def marked_by(self, keys: Set[str]) -> bool:

@@ -57,7 +57,12 @@ def picture(seen: Seen | None, *, lost: str, now: float) -> RenderableType:
         left = max(0.0, status.seconds_left - (now - seen.at))
         parts.append(Text(f"{left:.0f} s left of this phase"))
     title = Text(one_line(f"{status.federation}: {status.plan_name or 'no plan'}"))
-    return Group(Panel(Group(*parts), title=title, title_align="left"), _silos(status), _rounds(seen.rounds), trouble)
+    return Group(
+        Panel(Group(*parts), title=title, title_align="left"),
+        _silos(status),
+        _rounds(seen.rounds, one_line(status.score)),
+        trouble,
+    )
 
 
 def _silos(status: operator_pb2.StatusReply) -> Table:
@@ -77,11 +82,11 @@ def _silos(status: operator_pb2.StatusReply) -> Table:
     return table
 
 
-def _rounds(records: Sequence[operator_pb2.RoundRecord]) -> Table:
+def _rounds(records: Sequence[operator_pb2.RoundRecord], score: str) -> Table:
     table = Table(expand=True)
     table.add_column("round", justify="right", overflow="fold")
     table.add_column("outcome", overflow="fold")
-    for column in ("updates", "loss reduction", "exact match MacroAvg", "MicroAvg"):
+    for column in ("updates", "loss reduction", f"{score or 'exact match'} MacroAvg", "MicroAvg"):
         table.add_column(column, justify="right", overflow="fold")
     for record in records[-ROUNDS_SHOWN:]:
         told = [silo for silo in record.silos if silo.examples]

@@ -127,6 +127,7 @@ class PageView:
     time_left: str
     rounds_percent: int
     single_silos: bool
+    score: str
     macro: str
     micro: str
     scored_round: str
@@ -173,13 +174,14 @@ def page_view(
         time_left="" if standing.seconds_left is None else _span(standing.seconds_left),
         rounds_percent=_rounds_percent(standing),
         single_silos=single,
+        score=_capital(standing.score),
         macro="" if scored is None or scored.macro_exact_match is None else percent(scored.macro_exact_match),
         micro="" if scored is None or scored.micro_exact_match is None else percent(scored.micro_exact_match),
         scored_round="" if scored is None else str(scored.round),
         silos=tuple(_silo(item, now, single=single) for item in standing.silos),
         at_work=_at_work(standing.silos),
         groups=_groups(groups, standing.silos),
-        charts=tuple(chart for chart in _charts(closed, single=single) if chart is not None),
+        charts=tuple(chart for chart in _charts(closed, single=single, score=standing.score) if chart is not None),
         history=tuple(_round(row, single=single) for row in reversed(rows[-ROUNDS_LISTED:])),
         contributions=() if summed is None or not single else tuple(map(_contribution, summed.silos)),
         contributions_round="" if summed is None else str(summed.round),
@@ -198,16 +200,20 @@ def page_view(
     )
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 # --- charts
 
 
-def _charts(closed: Sequence[RoundRow], *, single: bool) -> Iterable[Chart | None]:
+def _charts(closed: Sequence[RoundRow], *, single: bool, score: str) -> Iterable[Chart | None]:
     means = {
         "MacroAvg": _means(closed, lambda row: row.macro_exact_match),
         "MicroAvg": _means(closed, lambda row: row.micro_exact_match),
     }
     scores = _by_silo(closed, _exact_match) if single else {}
-    yield line_chart("exact-match", "Exact match on held-out questions", scores, means=means, share=True)
+    yield line_chart("exact-match", f"{_capital(score)} on held-out questions", scores, means=means, share=True)
     if single:
         yield line_chart(
             "loss", "Training loss, least of each round", _by_silo(closed, lambda silo: silo.loss_min, trained=True)

@@ -6,7 +6,7 @@ labels.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Final
@@ -14,9 +14,10 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lorica_coordinator.rounds.effects import Cause
+from lorica_coordinator.rounds.terms import KindOfRound
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.service.views.disclosure import Means
-from lorica_coordinator.service.views.pulse import Pulse
+from lorica_coordinator.service.views.pulse import Pulse, Quorum
 from lorica_security.errors import EXIT_CODES
 from lorica_security.identifiers import SiloName
 from lorica_security.secure_aggregation.masked_vectors.scores import Scores
@@ -68,7 +69,14 @@ class CoordinatorMetrics:
         self.running = gauge(
             "lorica_plan_running", "1 while a plan is under way, else 0: none, not started, paused, stopped, finished."
         )
-        self.quorum = gauge("lorica_quorum_silos", "Fewest silos of a round by the plan under way; 0 without one.")
+        self.quorum = gauge(
+            "lorica_quorum_silos",
+            "Fewest silos of a round by the plan under way, by whose the rounds are; 0 without one.",
+            ["of"],
+        )
+        self.candidates = gauge(
+            "lorica_quorum_candidate_silos", "Silos that such a round is for, by state.", ["of", "state"]
+        )
         self.groups_unsigned = gauge(
             "lorica_release_groups_unsigned",
             "Signatures of silos that proposed release groups still want; 0 where nothing is proposed.",
@@ -194,6 +202,7 @@ class CoordinatorMetrics:
         self._ends: float | None = None  # the phase, at the latest, by the monotonic clock
         self.phase_deadline.set_function(self._deadline)
         self._single_silos = False
+        self._kinds: frozenset[KindOfRound] = frozenset()
         self._plan: Digest | None = None
         self._phase: str | None = None
         self._phase_since = 0.0
@@ -211,6 +220,7 @@ class CoordinatorMetrics:
             self.rounds_total.labels(outcome)
         for state in SILO_STATES:
             self.silos.labels(state).set(0)
+        self._show_quorums({"all": Quorum(least=0, enrolled=0, connected=0)})
         for kind in ERROR_KINDS:
             self.errors.labels(kind)
 
@@ -319,7 +329,7 @@ class CoordinatorMetrics:
         """Series of a silo go with it; those of what single silos told, with the plan that let them be shown."""
         for state in SILO_STATES:
             self.silos.labels(state).set(pulse.silos.get(state, 0))
-        self.quorum.set(pulse.quorum)
+        self._show_quorums(pulse.quorums)
         self.running.set(pulse.running)
         self.groups_unsigned.set(pulse.groups_unsigned)
         self.groups_absent.set(pulse.groups_absent)
@@ -336,6 +346,16 @@ class CoordinatorMetrics:
         if known.keys() != self._seen.keys() or pulse.single_silos != self._single_silos:
             self._single_silos = pulse.single_silos
             self._show_single_silos()
+
+    def _show_quorums(self, quorums: Mapping[KindOfRound, Quorum]) -> None:
+        for kind in self._kinds - quorums.keys():
+            for gauge in (self.quorum, self.candidates):
+                gauge.remove_by_labels({"of": kind})
+        for kind, quorum in quorums.items():
+            self.quorum.labels(kind).set(quorum.least)
+            self.candidates.labels(kind, "enrolled").set(quorum.enrolled)
+            self.candidates.labels(kind, "connected").set(quorum.connected)
+        self._kinds = frozenset(quorums)
 
     def _show_single_silos(self) -> None:
         if not self._single_silos:

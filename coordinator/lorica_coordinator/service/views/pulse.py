@@ -14,22 +14,33 @@ from lorica_coordinator.rounds.states import (
     course_of,
     population_of,
 )
+from lorica_coordinator.rounds.terms import KindOfRound, PlanTerms
 from lorica_coordinator.service.attendance import Attendance
 from lorica_security.identifiers import SiloName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quorum:
+    """`least`: the fewest silos of a round of one kind, 0 without a plan. `enrolled` and `connected` count the silos
+    that such a round is for."""
+
+    least: int
+    enrolled: int
+    connected: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """`silos`: by state, those connected among the enrolled, those ready among the connected.
 
-    `quorum`: the plan's min_silos, 0 without a plan. `running`: the plan waits for no operator and has not ended.
-    `seconds_left`: of the phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0 for one
-    that never connected. `groups_unsigned`: signatures that proposed release groups still want. `groups_absent`: silos
-    of release groups that lack some, while no masked sum can come out of a quorum that is ready.
+    `quorums`: by whose the rounds are, "all" without a plan. `running`: the plan waits for no operator and has not
+    ended. `seconds_left`: of the phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0
+    for one that never connected. `groups_unsigned`: signatures that proposed release groups still want.
+    `groups_absent`: silos of release groups that lack some, while no masked sum can come out of a quorum that is ready.
     """
 
     silos: Mapping[str, int]
-    quorum: int
+    quorums: Mapping[KindOfRound, Quorum]
     running: bool
     seconds_left: float | None
     single_silos: bool
@@ -55,7 +66,7 @@ def pulse(
             "connected": len(connected),
             "ready": 0 if course is None else len(course.ready),
         },
-        quorum=0 if course is None else course.terms.min_silos,
+        quorums=_quorums(None if course is None else course.terms, population, connected),
         running=_running(state),
         seconds_left=seconds_left,
         single_silos=course is not None and course.terms.shows_single_silos,
@@ -64,6 +75,21 @@ def pulse(
         groups_unsigned=groups_unsigned,
         groups_absent=0 if (lacking := awaited_groups(state)) is None else max(1, len(lacking.absent)),
     )
+
+
+def _quorums(
+    terms: PlanTerms | None, population: frozenset[SiloName], connected: frozenset[SiloName]
+) -> Mapping[KindOfRound, Quorum]:
+    if terms is None:
+        return {"all": Quorum(least=0, enrolled=len(population), connected=len(connected))}
+    return {
+        kind: Quorum(
+            least=terms.quorum(number),
+            enrolled=len(terms.taking_part(population, number, training=True)),
+            connected=len(terms.taking_part(connected, number, training=True)),
+        )
+        for kind, number in terms.kinds_of_rounds.items()
+    }
 
 
 def _running(state: State) -> bool:

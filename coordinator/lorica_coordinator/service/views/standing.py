@@ -45,7 +45,8 @@ class SiloStanding:
 class Standing:
     """`seconds_left` of the phase, None without a deadline; plan and models None while there is no plan.
 
-    `shows_single_silos`: whether rounds come with what one silo told (PlanTerms).
+    `shows_single_silos`: whether rounds come with what one silo told (PlanTerms). `score` is by what answers count, as
+    people are shown it.
     """
 
     federation: FederationName
@@ -61,6 +62,7 @@ class Standing:
     model: Digest | None
     best_model: Digest | None
     shows_single_silos: bool
+    score: str = "exact match"
 
 
 def standing(
@@ -110,6 +112,7 @@ def standing(
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
         shows_single_silos=course is None or course.terms.shows_single_silos,
+        **({} if course is None else {"score": course.terms.score}),
     )
 
 

@@ -6,11 +6,13 @@ in the parameters alone.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
+from lorica.experiments.data import lower_sql
 from lorica.experiments.definition import PracticeSection, StartSection
 from lorica.experiments.practice import random_schemas, random_tables, wikisql
 from lorica.experiments.practice.random_schemas import Pair
@@ -22,28 +24,32 @@ from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.tasks.named import task_named
 from silo_wire.canonical import canonical_json, digest_of
-from silo_wire.plans.sections.task import TaskName
 
 TOKENIZER_PAIRS = 8000
 """More teach a tokenizer nothing, and take minutes."""
 
 
-def start(section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console) -> ModelSource:
-    """What the runs' plans are made from; trained here if it is to be and is not in `out` yet."""
+def start(
+    section: StartSection, data: Path, out: Path, device: DeviceSettings, console: Console, *, lower_case: bool = False
+) -> ModelSource:
+    """What the runs' plans are made from; trained here if it is to be and is not in `out` yet. With `lower_case` the
+    practice's SQL is, outside quotes."""
     if section.folder:
         return FolderModel(data / section.folder, section.added_tokens)
     practice, vocabulary = section.practice, section.vocabulary or None
     if practice is None:
         return SizedModel(section.size, vocabulary)
-    name = _name(section)
+    name = _name(section) + ("-lower" if lower_case else "")
     text = out / f"practice-{name}.txt"
     if not text.exists():
         out.mkdir(parents=True, exist_ok=True)
-        files.replace(text, "".join(_text(practice, data)).encode())
+        files.replace(text, "".join(_text(practice, data, lower_case=lower_case)).encode())
     source = SizedModel(section.size, vocabulary, text)
     if not practice.warms_up:
         return source
-    first = _practised(practice, source, out / f"start-{name}", _pairs(practice, data), device, console)
+    first = _practised(
+        practice, source, out / f"start-{name}", _pairs(practice, data, lower_case=lower_case), device, console
+    )
     if not practice.strange:
         return first
     strange = random_tables.pairs(practice.strange, seed=practice.seed, strange=True)
@@ -82,22 +88,25 @@ def _practised(
     return FolderModel(folder)
 
 
-def _pairs(practice: PracticeSection, data: Path, most: int | None = None) -> Iterator[Pair]:
+def _pairs(
+    practice: PracticeSection, data: Path, most: int | None = None, *, lower_case: bool = False
+) -> Iterator[Pair]:
     count = practice.pairs if most is None else min(practice.pairs, most)
     if practice.task == "wikisql":
         return random_tables.pairs(count, seed=practice.seed)
     questions = wikisql.pairs(data / practice.wikisql) if practice.wikisql else iter(())
-    return chain(questions, random_schemas.pairs(count, seed=practice.seed))
+    found = chain(questions, random_schemas.pairs(count, seed=practice.seed))
+    return (replace(pair, query=lower_sql(pair.query)) for pair in found) if lower_case else found
 
 
-def _text(practice: PracticeSection, data: Path) -> Iterator[str]:
+def _text(practice: PracticeSection, data: Path, *, lower_case: bool) -> Iterator[str]:
     shown = task_named(practice.task).shown
-    for pair in _pairs(practice, data, TOKENIZER_PAIRS):
+    for pair in _pairs(practice, data, TOKENIZER_PAIRS, lower_case=lower_case):
         for line in (model_input(pair.question, shown(pair.schema)), pair.query):
             yield f"{' '.join(line.split())}\n"
 
 
-def _as_data(pairs: Iterator[Pair], task: TaskName) -> SiloData:
+def _as_data(pairs: Iterator[Pair], task: str) -> SiloData:
     examples, schemas = [], []
     for pair in pairs:
         examples.append(pair.example)

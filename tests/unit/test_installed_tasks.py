@@ -1,0 +1,233 @@
+"""A task of one's own: found by its entry point, run where policy and digest allow it, and never on the coordinator's
+word."""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lorica.simulation.run import silos_in, simulate
+from lorica_security.errors import ConfigurationError, DataError, LoricaError, PolicyRefusal
+from lorica_security.identifiers import SiloName
+from silo_agent.policy.plan_limits import task_refusals
+from silo_agent.policy.rules import PolicyRules
+from silo_agent.training.data.schema import Schema
+from silo_agent.training.tasks.installed import installed_tasks
+from silo_agent.training.tasks.named import task_named, task_of
+from silo_wire.plans.sections.task import TaskSection
+from tests.support.coordinator_edges import make_plan
+
+SOURCE = """
+from lorica import TextTask
+
+def coverage(answer, target):
+    found, wanted = set(answer.split()), set(target.split())
+    return len(found & wanted) / len(wanted)
+
+def length(answer, target):
+    return min(len(answer), len(target)) / max(len(answer), len(target), 1)
+
+TASK = TextTask(
+    name="ward-notes",
+    scores={"coverage": coverage, "length": length},
+    input=lambda line: "sum up: " + line["note"],
+    target=lambda line: line["short"],
+    keys=frozenset({"note"}),
+    label="short",
+)
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """`ward_notes`, as pip leaves it."""
+
+    site: Path
+
+    def write(self, source: str = SOURCE) -> None:
+        folder = self.site / "ward_notes"
+        folder.mkdir(exist_ok=True)
+        (folder / "__init__.py").write_text(source)
+        (folder / "data.json").write_text("{}")
+        about = self.site / "ward_notes-1.2.0.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ward-notes\nVersion: 1.2.0\n")
+        (about / "entry_points.txt").write_text("[lorica.tasks]\nward-notes = ward_notes:TASK\n")
+
+    @property
+    def section(self) -> TaskSection:
+        (found,) = installed_tasks()
+        return TaskSection(kind=found.name, version=found.version, digest=found.digest, score="coverage")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    made = Package(tmp_path / "site")
+    made.site.mkdir()
+    made.write()
+    monkeypatch.syspath_prepend(str(made.site))
+    yield made
+    sys.modules.pop("ward_notes", None)
+
+
+def test_it_is_found_and_its_code_not_run_for_that(package: Package) -> None:
+    (found,) = installed_tasks()
+    assert (found.name, found.version, len(found.digest)) == ("ward-notes", "1.2.0", 64)
+    assert "ward_notes" not in sys.modules
+    task = task_named("ward-notes")
+    assert task.metrics == ("coverage", "length")
+    assert task_of(package.section.model_copy(update={"score": "length"})).metrics == ("length", "coverage")
+
+
+@pytest.mark.parametrize("change", ["code", "data", "new file", "name of a file"])
+def test_other_code_is_another_digest_and_is_not_run(package: Package, change: str) -> None:
+    planned = package.section
+    folder = package.site / "ward_notes"
+    if change == "code":
+        (folder / "__init__.py").write_text(SOURCE + "\nraise SystemExit('it ran')\n")
+    elif change == "data":
+        (folder / "data.json").write_text("[]")
+    elif change == "new file":
+        (folder / "more.py").write_text("")
+    else:
+        (folder / "data.json").rename(folder / "date.json")
+    with pytest.raises(PolicyRefusal, match=r"ward-notes 1\.2\.0 with digest .* and installed is 1.2.0 with"):
+        task_of(planned)
+    assert "ward_notes" not in sys.modules
+
+
+def test_compiled_modules_are_no_part_of_it(package: Package) -> None:
+    planned = package.section
+    (package.site / "ward_notes" / "__pycache__").mkdir()
+    (package.site / "ward_notes" / "__pycache__" / "x.pyc").write_bytes(b"1")
+    assert package.section == planned
+
+
+def test_what_is_not_installed_is_named(package: Package) -> None:
+    with pytest.raises(DataError, match="'other' is installed 0 times: install its package"):
+        task_of(package.section.model_copy(update={"kind": "other"}))
+    with pytest.raises(DataError, match=r"has no score 'rouge_l': .* coverage, length"):
+        task_of(package.section.model_copy(update={"score": "rouge_l"}))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("TASK = 5", "is no lorica.TextTask of name 'ward-notes'"),
+        (SOURCE.replace('name="ward-notes"', 'name="sql"'), "is no lorica.TextTask of name 'ward-notes'"),
+        (SOURCE + "\n1 / 0\n", "cannot be loaded .ZeroDivisionError"),
+        (SOURCE.replace("TASK =", "OTHER ="), "cannot be loaded .AttributeError"),
+    ],
+)
+def test_an_entry_point_that_is_no_task_is_named(package: Package, source: str, said: str) -> None:
+    package.write(source)
+    with pytest.raises(DataError, match=said):
+        task_named("ward-notes")
+
+
+@pytest.mark.parametrize("score", ["2.0", "-0.1", "float('nan')", "None", "1 / 0", "answer"])
+def test_a_score_that_is_none_is_refused_and_says_nothing_of_the_answer(package: Package, score: str) -> None:
+    package.write(SOURCE.replace("return len(found & wanted) / len(wanted)", f"return {score}"))
+    task = task_named("ward-notes")
+    with pytest.raises(DataError, match="score 'coverage' of task 'ward-notes'") as error:
+        task.right("secret words", "secret target", None)  # type: ignore[arg-type]
+    assert "secret" not in str(error.value)
+
+
+def test_a_line_that_its_code_stumbles_over_is_a_bad_line(package: Package, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    good = {"id": "a", "note": "fever in leeds", "short": "fever"}
+    for split in ("train", "dev"):
+        bad = [{"id": f"{split}-b", "note": 5, "short": "x"}, {"id": f"{split}-c", "short": "x"}]
+        lines = [{**good, "id": split}, *bad]
+        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(DataError, match="makes no input: TypeError"):
+        task_named("ward-notes").data(folder)
+
+
+# --- policy and plan
+
+
+def test_a_silo_runs_only_what_its_policy_names(package: Package, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, overrides=overrides(package)).plan
+    (refusal,) = task_refusals(PolicyRules(), plan)
+    assert "which Lorica does not bring, and [policy] tasks of this silo is []" in str(refusal)
+    assert list(task_refusals(PolicyRules(tasks=["ward-notes"]), plan)) == []
+    assert list(task_refusals(PolicyRules(), make_plan(tmp_path / "sql").plan)) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"kind": "ward-notes"}, "add the version and the digest"),
+        ({"kind": "ward-notes", "version": "1"}, "add the version and the digest"),
+        ({"kind": "sql", "version": "1"}, "are of tasks that Lorica does not bring"),
+        ({"kind": "text-to-text", "digest": "a" * 64}, "are of tasks that Lorica does not bring"),
+        ({"kind": "text-to-text", "score": "coverage"}, "is unknown: use exact_match"),
+        ({"kind": "../x", "version": "1", "digest": "a" * 64}, "kind"),
+    ],
+)
+def test_a_plan_names_it_whole(tmp_path: Path, task: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make_plan(tmp_path, overrides={f"task.{key}": value for key, value in task.items()})
+
+
+def overrides(package: Package) -> dict[str, Any]:
+    return {
+        **{f"task.{key}": value for key, value in package.section.model_dump().items()},
+        "schedule.rounds": 1,
+        "schedule.min_silos": 2,
+        "evaluation.every": 1,
+        "training.max_output_tokens": 8,
+        "aggregation.weighting": "equal",
+    }
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_federation_trains_for_it(package: Package, tmp_path: Path, allowed: bool) -> None:
+    for name in ("clinic", "ward"):
+        folder = tmp_path / "silos" / name
+        folder.mkdir(parents=True)
+        for split in ("train", "dev"):
+            lines = [{"id": f"{split}{n}", "note": f"note {n}", "short": f"n {n}"} for n in range(4)]
+            (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        if allowed:
+            (folder / "silo.toml").write_text('[policy]\ntasks = ["ward-notes"]\n')
+    make_plan(tmp_path, overrides=overrides(package))
+    silos = silos_in(tmp_path / "silos")
+    if not allowed:
+        with pytest.raises(LoricaError, match=r"\[policy\] tasks of this silo"):
+            simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
+        assert "ward_notes" not in sys.modules
+        return
+    done = simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
+    assert [row.outcome for row in done.rows if row.round] == ["applied"]
+    assert set(silos) == {SiloName("clinic"), SiloName("ward")}
+
+
+def test_the_pages_example_is_a_task(package: Package) -> None:
+    page = (Path(__file__).resolve().parents[2] / "ops" / "docs" / "tasks.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (about,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
+    assert tomllib.loads(about)["project"]["entry-points"]["lorica.tasks"] == {"ward-notes": "ward_notes:TASK"}
+    package.write(code)
+    task = task_of(package.section)
+    assert task.right("fever and cough", "fever seen", Schema("text", "", ())) == (0.5,)
+
+
+def test_the_command_prints_what_a_plan_needs(package: Package, tmp_path: Path) -> None:
+    from silo_agent.cli import app
+
+    runner = CliRunner()
+    told = runner.invoke(app, ["tasks", "--dir", str(tmp_path / "silo"), "--json"])
+    assert json.loads(told.stdout) == [
+        {"task": "ward-notes", "version": "1.2.0", "digest": package.section.digest, "allowed": False}
+    ]
