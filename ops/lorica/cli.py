@@ -125,8 +125,16 @@ def simulate_command(
     if dry_run:
         _estimate(plan, silos, out, device=device, threads=threads, workers=workers)
         return
+    from functools import cache
+
     from lorica.simulation import report
     from lorica.simulation.run import silos_in, simulate
+    from silo_wire.plans.plan import Plan
+
+    @cache  # asked for once there is a round, when the plan is known to be one
+    def score() -> str:
+        file = plan / "plan.toml"
+        return Plan.from_toml(file.read_text(encoding="utf-8"), str(file)).task.score_label
 
     console = terminal()
     done = simulate(
@@ -136,9 +144,9 @@ def simulate_command(
         device=device,
         threads=threads,
         workers=workers,
-        on_round=lambda row: report.print_round(console, row),
+        on_round=lambda row: report.print_round(console, row, score=score()),
     )
-    report.print_end(console, done, out)
+    report.print_end(console, done, out, score=score())
 
 
 def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, workers: int) -> None:

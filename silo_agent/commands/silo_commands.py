@@ -82,7 +82,12 @@ def tasks(directory: Dir = None, config: Config = None, as_json: Json = False) -
 
     folder = silo_folder(directory)
     allowed = chosen(folder, None, None, config).settings(folder).policy.tasks
-    found = [(one.name, one.version, one.digest, one.name in allowed) for one in installed_tasks()]
+    found, wrong = [], []
+    for one in installed_tasks():
+        if isinstance(one, DataError):
+            wrong.append(one)
+        else:
+            found.append((one.name, one.version, one.digest, one.name in allowed))
     if as_json:
         keys = ("task", "version", "digest", "allowed")
         print(json_text([dict(zip(keys, row, strict=True)) for row in found]))
@@ -91,6 +96,10 @@ def tasks(directory: Dir = None, config: Config = None, as_json: Json = False) -
     else:
         rows = [(name, version, digest, "yes" if allows else "no") for name, version, digest, allows in found]
         Page(columns=("task", "version", "digest", "in [policy] tasks"), rows=rows).show(terminal())
+    for error in wrong[1:]:
+        print(one_line(str(error)), file=sys.stderr)
+    if wrong:
+        raise wrong[0]
 
 
 def ask(

@@ -93,9 +93,11 @@ def evaluate(
             if should_stop():
                 raise TrainingStopped
             results.append(same_result(examples[index].query, predicted))
-    right = [
-        task.right(text, examples[index].query, schemas[examples[index].db_id]) for index, text in predictions.items()
-    ]
+    right: list[tuple[float, ...]] = []
+    for index, text in predictions.items():
+        if should_stop():
+            raise TrainingStopped
+        right.append(task.right(text, examples[index].query, schemas[examples[index].db_id]))
     on_truths(right)
     counts = {name: sum(found) for name, found in zip(task.metrics, zip(*right, strict=True), strict=True)}
     on_parts(counts)

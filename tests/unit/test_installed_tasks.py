@@ -3,6 +3,7 @@ word."""
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from silo_agent.policy.rules import PolicyRules
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.settings import Settings
 from silo_agent.training.data.schema import Schema
-from silo_agent.training.tasks.installed import installed_tasks
+from silo_agent.training.tasks.installed import InstalledTask, installed_tasks
 from silo_agent.training.tasks.named import task_named, task_of
 from silo_wire.plans.sections.task import TaskSection
 from tests.support.coordinator_edges import make_plan
@@ -54,19 +55,26 @@ class Package:
 
     site: Path
 
-    def write(self, source: str = SOURCE) -> None:
-        folder = self.site / "ward_notes"
+    def write(self, source: str = SOURCE, *, name: str = "ward-notes", module: str = "ward_notes") -> None:
+        folder = self.site / module
         folder.mkdir(exist_ok=True)
-        (folder / "__init__.py").write_text(source)
+        (folder / "__init__.py").write_text(source.replace("ward-notes", name))
         (folder / "data.json").write_text("{}")
-        about = self.site / "ward_notes-1.2.0.dist-info"
+        about = self.site / f"{module}-1.2.0.dist-info"
         about.mkdir(exist_ok=True)
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ward-notes\nVersion: 1.2.0\n")
-        (about / "entry_points.txt").write_text("[lorica.tasks]\nward-notes = ward_notes:TASK\n")
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2.0\n")
+        (about / "entry_points.txt").write_text(f"[lorica.tasks]\n{name} = {module}:TASK\n")
+
+    def enter(self, value: str) -> None:
+        """Another object under the same name."""
+        (self.site / "ward_notes-1.2.0.dist-info" / "entry_points.txt").write_text(
+            f"[lorica.tasks]\nward-notes = {value}\n"
+        )
 
     @property
     def section(self) -> TaskSection:
         (found,) = installed_tasks()
+        assert isinstance(found, InstalledTask), found
         return TaskSection(kind=found.name, version=found.version, digest=found.digest, score="coverage")
 
 
@@ -82,6 +90,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
 
 def test_it_is_found_and_its_code_not_run_for_that(package: Package) -> None:
     (found,) = installed_tasks()
+    assert isinstance(found, InstalledTask)
     assert (found.name, found.version, len(found.digest)) == ("ward-notes", "1.2.0", 64)
     assert "ward_notes" not in sys.modules
     task = task_named("ward-notes")
@@ -104,6 +113,137 @@ def test_other_code_is_another_digest_and_is_not_run(package: Package, change: s
     with pytest.raises(PolicyRefusal, match=r"ward-notes 1\.2\.0 with digest .* and installed is 1.2.0 with"):
         task_of(planned)
     assert "ward_notes" not in sys.modules
+
+
+@pytest.mark.parametrize("entry", ["ward_notes:OTHER", "ward_notes.other:TASK"])
+def test_another_object_of_the_same_code_is_another_digest(package: Package, entry: str) -> None:
+    before = package.section.digest
+    package.write(SOURCE + "\nOTHER = TASK\n")
+    (package.site / "ward_notes" / "other.py").write_text("from ward_notes import TASK\n")
+    whole = package.section.digest
+    package.enter(entry)
+    assert len({before, whole, package.section.digest}) == 3
+
+
+def test_what_moves_from_a_file_to_the_next_is_another_digest(package: Package) -> None:
+    """Names and contents are told apart by their lengths."""
+    folder, seen = package.site / "ward_notes", set()
+    for first, second in (("ab", "c"), ("a", "bc"), ("abc", "")):
+        (folder / "x.txt").write_text(first)
+        (folder / "y.txt").write_text(second)
+        seen.add(package.section.digest)
+    (folder / "x.txt").unlink()
+    (folder / "xa.txt").write_text("")
+    seen.add(package.section.digest)
+    assert len(seen) == 4
+
+
+def test_another_version_of_the_same_code_is_not_as_planned(package: Package) -> None:
+    planned = package.section.model_copy(update={"version": "9.9.9"})
+    with pytest.raises(PolicyRefusal, match=r"ward-notes 9\.9\.9 with digest .* and installed is 1\.2\.0 with"):
+        task_of(planned)
+
+
+@pytest.mark.parametrize("layout", ["link to a folder", "link to a file", "module in a cache", "below a cache"])
+def test_code_is_covered_wherever_it_lies_or_refused(package: Package, tmp_path: Path, layout: str) -> None:
+    folder, elsewhere = package.site / "ward_notes", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "more.py").write_text("A = 1\n")
+    before = package.section.digest
+    if layout == "link to a folder":
+        (folder / "sub").symlink_to(elsewhere)
+    elif layout == "link to a file":
+        (folder / "more.py").symlink_to(elsewhere / "more.py")
+    elif layout == "module in a cache":
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "more.py").write_text("A = 1\n")
+        assert package.section.digest != before
+        return
+    else:
+        (folder / "__pycache__" / "deep").mkdir(parents=True)
+        (folder / "__pycache__" / "deep" / "more.pyc").write_text("A = 1\n")
+        assert package.section.digest != before
+        return
+    (error,) = installed_tasks()
+    assert isinstance(error, DataError)
+    assert "is a link: install the package as files" in str(error)
+
+
+def test_a_site_below_a_folder_of_any_name_is_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Package(tmp_path / "__pycache__" / "site")
+    package.site.mkdir(parents=True)
+    package.write()
+    monkeypatch.syspath_prepend(str(package.site))
+    before = package.section.digest
+    package.write(SOURCE + "\n")
+    assert package.section.digest != before
+
+
+@pytest.mark.parametrize("entry", ["sys:TASK", "none_such:TASK", "", ":TASK", "__main__:TASK"])
+def test_what_is_no_package_of_files_is_named_beside_the_others(package: Package, entry: str) -> None:
+    package.enter(entry)
+    other = Package(package.site.parent / "second")
+    other.site.mkdir()
+    other.write(name="other-notes", module="other_notes")
+    sys.path.insert(0, str(other.site))
+    try:
+        found = list(installed_tasks())
+    finally:
+        sys.path.remove(str(other.site))
+        sys.modules.pop("other_notes", None)
+    assert [isinstance(one, DataError) for one in found] == [False, True], "other-notes comes first, and is there"
+    assert "'ward-notes'" in str(found[1])
+
+
+def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Package(tmp_path / "site")
+    package.site.mkdir()
+    package.write()
+    shutil.make_archive(str(tmp_path / "packed"), "zip", package.site)
+    monkeypatch.syspath_prepend(str(tmp_path / "packed.zip"))
+    (error,) = installed_tasks()
+    assert isinstance(error, DataError)
+    assert "is not a folder of files" in str(error)
+
+
+def test_a_large_package_is_refused_before_it_is_read(package: Package) -> None:
+    with (package.site / "ward_notes" / "weights.bin").open("wb") as file:
+        file.truncate(65 << 20)
+    (error,) = installed_tasks()
+    assert isinstance(error, DataError)
+    assert "has more than 67,108,864 bytes" in str(error)
+
+
+def test_two_packages_of_one_name_are_refused(package: Package, tmp_path: Path) -> None:
+    other = Package(tmp_path / "second")
+    other.site.mkdir()
+    other.write(module="other_notes")
+    sys.path.append(str(other.site))
+    try:
+        with pytest.raises(DataError, match="is installed 2 times: remove all but one"):
+            task_named("ward-notes")
+    finally:
+        sys.path.remove(str(other.site))
+
+
+@pytest.mark.parametrize("score", ["F1@5", "questions", "", "x" * 41])
+def test_scores_have_names_that_can_be_kept_and_shown(package: Package, score: str) -> None:
+    package.write(SOURCE.replace('"coverage": coverage', f'"coverage": coverage, "{score}": coverage'))
+    with pytest.raises(DataError, match="has a score"):
+        task_named("ward-notes")
+
+
+def test_without_labels_nothing_sees_them(package: Package, tmp_path: Path) -> None:
+    package.write(SOURCE.replace('"sum up: " + line["note"]', '"sum up: " + line["note"] + str(line.get("short"))'))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"id": "1", "note": "a", "short": "secret"}) + "\n")
+    (one,) = task_named("ward-notes").data(tmp_path / "data", labelled=False).train
+    assert one.question == "sum up: aNone"
+
+
+def test_an_answer_is_cut_before_any_score_sees_it(package: Package) -> None:
+    package.write(SOURCE.replace("return len(found & wanted) / len(wanted)", "return len(answer) / 8192"))
+    assert task_named("ward-notes").right("x" * 100_000, "y", Schema("text", "", ()))[0] == 1.0
 
 
 def test_compiled_modules_are_no_part_of_it(package: Package) -> None:

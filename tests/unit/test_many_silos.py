@@ -192,7 +192,7 @@ def test_a_round_is_one_line_however_many_silos_trained(count: int) -> None:
         macro_exact_match=None,
         micro_exact_match=None,
     )
-    print_round(console, row)
+    print_round(console, row, score="ROUGE-L")
     (line,) = console.export_text().splitlines()
     assert line.startswith("round 2 applied: loss reduction")
     if count > SHOWN_SILOS:

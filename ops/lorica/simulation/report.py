@@ -13,10 +13,11 @@ SHOWN_SILOS = 8
 """Of more, a round's line gives the least and the largest loss reduction: a terminal has no room for hundreds."""
 
 
-def print_round(console: Console, row: RoundRow) -> None:
+def print_round(console: Console, row: RoundRow, *, score: str) -> None:
+    """`score` is by what answers count, as people are shown it."""
     averages = {"MacroAvg": row.macro_exact_match, "MicroAvg": row.micro_exact_match}
     told = [f"{name} {average:.1%}" for name, average in averages.items() if average is not None]
-    scores = f", exact match {', '.join(told)}" if told else ""
+    scores = f", {score} {', '.join(told)}" if told else ""
     trained = [silo for silo in row.silos if silo.examples]
     silos = ""
     if len(trained) > SHOWN_SILOS:
@@ -28,18 +29,18 @@ def print_round(console: Console, row: RoundRow) -> None:
     console.print(f"round {row.round} {row.outcome}{silos}{scores}", highlight=False, soft_wrap=True, markup=False)
 
 
-def print_end(console: Console, done: Simulated, out: Path) -> None:
+def print_end(console: Console, done: Simulated, out: Path, *, score: str) -> None:
     scored = [row for row in done.rows if row.micro_exact_match is not None]
     if scored:
         last = scored[-1]
         table = Table(title=f"dev scores after round {last.round}", title_style="dim")
-        for column in ("silo", "exact match", "execution accuracy", "loss per token"):
+        for column in ("silo", score, "execution accuracy", "loss per token"):
             table.add_column(column, justify="left" if column == "silo" else "right")
         for silo in last.silos:
-            if (score := silo.evaluation) is not None:
-                executed = f"{score.execution_matches / score.executed:.1%}" if score.executed else ""
+            if (told := silo.evaluation) is not None:
+                executed = f"{told.execution_matches / told.executed:.1%}" if told.executed else ""
                 table.add_row(
-                    silo.silo, f"{score.exact_matches / score.examples:.1%}", executed, f"{score.loss_per_token:.3f}"
+                    silo.silo, f"{told.exact_matches / told.examples:.1%}", executed, f"{told.loss_per_token:.3f}"
                 )
         table.add_section()
         for name, average in (("MacroAvg", last.macro_exact_match), ("MicroAvg", last.micro_exact_match)):

@@ -1,6 +1,6 @@
 """How much of an answer is right, from 0 to 1, by the usual measures of text: of one answer and one reference.
 
-Answers are a model's, hence untrusted, and no longer than a plan's max_output_tokens. sacrebleu and rapidfuzz are
+Answers are a model's, hence untrusted; TextTask cuts them. sacrebleu and rapidfuzz are
 installed with the extra `text`; they are imported where a score is first asked for.
 """
 
@@ -55,9 +55,14 @@ def chrf(answer: str, reference: str) -> float:
 def bleu(answer: str, reference: str) -> float:
     """sacrebleu's sentence BLEU (Papineni et al. 2002) with its exponential smoothing and effective order. The mean
     over answers is not the BLEU of a corpus."""
-    from sacrebleu import sentence_bleu
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+    from sacrebleu.tokenizers.tokenizer_re import TokenizerRegexp
 
-    return _share(sentence_bleu(answer, [reference]).score)
+    score = BLEU(effective_order=True).sentence_score(answer, [reference]).score
+    for tokenizer in (Tokenizer13a, TokenizerRegexp):  # which would keep 65,536 texts for good, and never find one
+        tokenizer.__call__.cache_clear()
+    return _share(score)
 
 
 def _share(percent: float) -> float:

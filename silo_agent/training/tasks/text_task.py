@@ -26,6 +26,8 @@ Score = Callable[[str, str], float]
 """(the model's answer, the target) -> how much of it is right, from 0 to 1. Answers are untrusted text."""
 Text = Callable[[Mapping[str, object]], str]
 """Of a line's object; raises ValueError that says what is wrong with it."""
+MOST_CHARACTERS: Final = 8192
+"""Of an answer that is scored; what is behind them counts as not said. A token may be thousands of characters long."""
 _NO_SCHEMA: Final = Schema("text", "", ())
 
 
@@ -89,6 +91,8 @@ class TextTask:
             )
 
         def example(value: Mapping[str, object], grouped_by: str) -> Example:
+            if not labelled:
+                value = {key: said for key, said in value.items() if key != self.label}
             given, target = self._made(self.input, value, "input"), ""
             if labelled:
                 target = self._made(self.target, value, "target")
@@ -112,7 +116,8 @@ class TextTask:
         return ""
 
     def right(self, predicted: str, gold: str, schema: Schema) -> tuple[float, ...]:
-        return tuple(self._share(name, predicted, gold) for name in self.metrics)
+        answer = predicted[:MOST_CHARACTERS]
+        return tuple(self._share(name, answer, gold) for name in self.metrics)
 
     def _made(self, make: Text, line: Mapping[str, object], what: str) -> str:
         try:
