@@ -42,7 +42,7 @@ COMMANDS = commands_of(
         "ask",
         _IN + "silo_commands:ask",
         "Answer with the best of the newest global model and this silo's own: its SQL, and what that gives on this "
-        "silo's database, in the sandbox.",
+        "silo's database, in the sandbox; or its text, where the plan's task is another.",
     ),
     Row(
         "personal",

@@ -3,13 +3,14 @@
 import hashlib
 import sys
 import textwrap
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lorica_security.console.terminal import terminal
-from lorica_security.errors import DataError, StateError
+from lorica_security.errors import ConfigurationError, DataError, StateError
 from lorica_security.host.files import require_free
 from lorica_security.visible_text import visible
 from silo_agent.edges.data_import.findings import Findings
@@ -27,6 +28,11 @@ SHOWN_CHARACTERS = 300
 """Of each text of a row that is shown."""
 
 
+class ImportedTask(Enum):
+    SQL = "sql"
+    TEXT = "text-to-text"
+
+
 def import_data(
     source: Annotated[
         Path, typer.Argument(help="A file (.csv .tsv .jsonl .json .parquet .arrow) or a folder of them.")
@@ -34,13 +40,16 @@ def import_data(
     pairs: Annotated[list[str] | None, typer.Argument(metavar="[KEY=COLUMN]...", help="More of --map.")] = None,
     *,
     out: Annotated[Path, typer.Option("--out", help="The data folder to make; it must not be there, or be empty.")],
+    task: Annotated[
+        ImportedTask, typer.Option("--task", help="sql: questions and SQL; text-to-text: inputs and targets.")
+    ] = ImportedTask.SQL,
     columns: Annotated[
         list[str] | None,
         typer.Option(
             "--map",
             metavar="KEY=COLUMN",
-            help="Where the source has a key: question, query, id, db_id, or one to keep, such as patient. Default: "
-            "the column of its name.",
+            help="Where the source has a key: question, query (or input, target), id, db_id, or one to keep, such as "
+            "patient. Default: the column of its name.",
         ),
     ] = None,
     schema: Annotated[
@@ -66,8 +75,8 @@ def import_data(
         str | None,
         typer.Option(
             "--split-by",
-            help="`template` of the SQL, a KEY whose values stay together, or `source`. Default: source if it has "
-            "splits, else template.",
+            help="`template` of the SQL (of text-to-text the input), a KEY whose values stay together, or `source`. "
+            "Default: source if it has splits, else template.",
         ),
     ] = None,
     dev: Annotated[float, typer.Option("--dev", min=0.001, max=0.5, help="Share of the lines for dev.")] = 0.1,
@@ -80,8 +89,8 @@ def import_data(
     All problems are told at once, with file and line, and nothing is written then. Otherwise ten rows are shown and you
     are asked.
     """
-    from silo_agent.edges.data_import.examples import OWN_KEYS, Choices, Importer, mapping
-    from silo_agent.edges.data_import.schemas import schemas_of
+    from silo_agent.edges.data_import.examples import SQL, TEXT, Choices, Importer, mapping
+    from silo_agent.edges.data_import.schemas import NO_SCHEMAS, schemas_of
     from silo_agent.edges.data_import.sources import find_source
     from silo_agent.edges.data_import.splits import SOURCE, TEMPLATE, divide
     from silo_agent.edges.data_import.text_files import checked_encoding
@@ -89,14 +98,26 @@ def import_data(
 
     require_free(out)
     keys = mapping((*(columns or ()), *(pairs or ())))
-    if split_by and split_by not in (SOURCE, TEMPLATE, *OWN_KEYS):
+    form = SQL if task is ImportedTask.SQL else TEXT
+    if not form.databases and (
+        unused := {"--schema": schema, "--database": database, "--db-id": db_id, "--only": only}
+    ):
+        _require_unused({name for name, value in unused.items() if value}, task)
+    if split_by and split_by not in (SOURCE, TEMPLATE, *form.keys):
         keys.setdefault(split_by, split_by)
     choices = Choices(
-        columns=keys, encoding=checked_encoding(encoding), db_id=db_id, only=tuple(only or ()), new_ids=new_ids
+        form=form,
+        columns=keys,
+        encoding=checked_encoding(encoding),
+        db_id=db_id,
+        only=tuple(only or ()),
+        new_ids=new_ids,
     )
     findings = Findings()
     found = find_source(source, kind)
-    schemas = schemas_of(found, file=schema, database=database, db_id=db_id, findings=findings)
+    schemas = NO_SCHEMAS
+    if form.databases:
+        schemas = schemas_of(found, file=schema, database=database, db_id=db_id, findings=findings)
     importer = Importer(found, choices, schemas, findings)
     for file in found.files:
         importer.read(file)
@@ -110,8 +131,18 @@ def import_data(
         raise StateError(f"{out} was not made: answer y, or give --yes")
     write_folder(out, division, used)
     lines = ", ".join(f"{len(examples):,} {name}" for name, examples in division.splits.items() if examples)
-    print(f"{visible(str(out))} holds {lines} examples, and schema.json of {_databases(used)}")
+    tables = f", and schema.json of {_databases(used)}" if used else ""
+    print(f"{visible(str(out))} holds {lines} examples{tables}")
     print(f"next: silo-agent check --data {visible(str(out))}{' --database URL' if database else ''}")
+
+
+def _require_unused(options: "set[str]", task: ImportedTask) -> None:
+    """Raises ConfigurationError for options that lines of `task` have no use for."""
+    if options:
+        raise ConfigurationError(
+            f"{min(options)} says what questions are to, and lines of --task {task.value} are to no database: leave it "
+            "out"
+        )
 
 
 def _require_sound(findings: Findings, source: Path) -> None:
@@ -134,11 +165,9 @@ def _show(examples: "Sequence[Imported]", division: "Division", findings: Findin
     print(f"{len(chosen)} of {len(examples):,} rows, from all over the source:")
     for number, example in enumerate((example for example in examples if example.id in chosen), 1):
         print(f"{number:>3}  {visible(example.place)}, for {split[example.id]}")
-        texts = {"id": example.id, "question": example.question, "query": example.query, **example.more}
-        if len(used) > 1:
-            texts["db_id"] = example.db_id
-        for key, text in texts.items():
-            _print_text(key, text, width)
+        for key, text in example.values.items():
+            if key != "db_id" or len(used) > 1:
+                _print_text(key, text, width)
     for remark in findings.remarks:
         print(visible(remark))
     lines = ", ".join(f"{len(part):,} {name}" for name, part in division.splits.items() if part)

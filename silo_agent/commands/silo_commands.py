@@ -106,7 +106,7 @@ def ask(
     as_json: Json = False,
 ) -> None:
     """Answer with the best of the newest global model and this silo's own: its SQL, and what that gives on this silo's
-    database, in the sandbox."""
+    database, in the sandbox; or its text, where the plan's task is another."""
     from silo_agent.edges.personal.answering import answering
     from silo_agent.edges.personal.own_models import OwnModels
 
@@ -123,18 +123,20 @@ def ask(
 
         sources, policy = silo_sources(folder, settings), policy_of(folder, credentials, settings)
         workshop = Workshop(settings=settings, policy=policy, sources=sources)
-        sql = workshop.answer(bundle=collected.bundle, base=collected.base, model=answers.model, question=question)
+        answer = workshop.answer(bundle=collected.bundle, base=collected.base, model=answers.model, question=question)
+        is_sql = workshop.is_sql(collected.bundle)
     if not as_json:
-        print(one_line(sql))
+        print(one_line(answer))
     rows, problem = None, None
     try:
-        rows = workshop.run(sql)
+        rows = workshop.run(answer) if is_sql else None
     except (PolicyRefusal, UnsafeSql, DataError) as error:
         problem = error
     if as_json:
         result = {"columns": rows.columns, "rows": rows.rows} if rows else {}
         not_run = str(problem) if problem else ""
-        print(json_text({"question": question, "model": answers.which, "sql": sql, "not_run": not_run, **result}))
+        said = {"sql": answer, "not_run": not_run, **result} if is_sql else {"answer": answer}
+        print(json_text({"question": question, "model": answers.which, **said}))
     elif rows is not None:
         _print_rows(rows.columns, rows.rows)
     for told in answers.told:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from lorica_security.errors import PolicyRefusal
 from lorica_security.identifiers import SiloName
 from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.task import TaskSection
 
 if TYPE_CHECKING:
     pass
@@ -66,14 +67,13 @@ def database_refusals(rules: PolicyRules, silo: SiloName, plan: Plan) -> Iterato
         )
 
 
-def task_refusals(rules: PolicyRules, plan: Plan) -> Iterator[PolicyRefusal]:
+def task_refusals(rules: PolicyRules, task: TaskSection) -> Iterator[PolicyRefusal]:
     """Of a plan for a task that Lorica does not bring."""
-    if not plan.task.built_in and plan.task.kind not in rules.tasks:
+    if not task.built_in and task.kind not in rules.tasks:
         yield PolicyRefusal(
             "tasks",
-            f"plan {plan.name} is for task {plan.task.kind} {plan.task.version}, which Lorica does not bring, and "
-            f"[policy] tasks of this silo is {rules.tasks}: install its package and add the name, or approve no such "
-            "plan",
+            f"the plan is for task {task.kind} {task.version}, which Lorica does not bring, and [policy] tasks of this "
+            f"silo is {rules.tasks}: install its package and add the name, or approve no such plan",
         )
 
 

@@ -71,7 +71,7 @@ class SiloPolicy:
                 "require_secure_aggregation of this silo wants it masked: have the operator set [aggregation] "
                 "secure_aggregation = true in the plan",
             )
-        yield from task_refusals(rules, plan)
+        yield from task_refusals(rules, plan.task)
         yield from evaluation_refusals(rules, plan)
         yield from database_refusals(rules, self.silo, plan)
         yield from privacy_refusals(rules, self.silo, plan)

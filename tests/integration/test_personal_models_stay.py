@@ -249,7 +249,8 @@ async def test_nothing_leaves_of_which_parts_of_answers_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One folder twice, with a task of whose six parts all are wrong once and right the other time, and the whole
-    answer wrong both times: the silo's people see it, the coordinator does not."""
+    answer wrong both times: the silo's people see it, the coordinator does not, and whoever can read metrics from
+    elsewhere neither."""
     peer = FederationPeer(NET)
     async with peer:
         port = peer.port
@@ -265,6 +266,7 @@ async def test_nothing_leaves_of_which_parts_of_answers_are_right(
     )
     other = SiloFolder(tmp_path / "other")
     shutil.copytree(silo.root, other.root)
+    other.settings.write_text(silo.settings.read_text().replace("127.0.0.1", "0.0.0.0"))
     scraped: list[str] = []
 
     def scrape() -> None:
@@ -285,9 +287,12 @@ async def test_nothing_leaves_of_which_parts_of_answers_are_right(
     assert of_other == messages
     assert "ReportEvaluation" in {method for method, _ in messages}
     wrong, right = ({"overall": 0, **dict.fromkeys(METRICS[1:], count)} for count in (0, 3))
-    for folder, expected, page, status in zip((silo, other), (wrong, right), scraped, shown, strict=True):
+    for folder, expected, status in zip((silo, other), (wrong, right), shown, strict=True):
         known = answers_right(folder.answers_right).read()
         assert (known.plan, known.questions, known.right) == (bundle.plan.digest, 3, expected)
         assert f"global model, right of 3 answers: overall 0, aggregate {expected['aggregate']}" in status
-        for part, count in expected.items():
-            assert f'lorica_silo_answers_right_ratio{{part="{part}"}} {count / 3}' in page
+    here, elsewhere = scraped
+    for part, count in wrong.items():
+        assert f'lorica_silo_answers_right_ratio{{part="{part}"}} {count / 3}' in here
+    assert "lorica_silo_connected 1.0" in elsewhere
+    assert "lorica_silo_answers_right_ratio{" not in elsewhere

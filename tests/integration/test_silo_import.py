@@ -23,7 +23,8 @@ from silo_agent.cli import main
 from silo_agent.edges.data_import import arrow_files
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import store_credentials
-from silo_agent.training.data.text_to_sql_data import load_silo_data
+from silo_agent.training.data.text_to_sql_data import SPLITS, load_silo_data
+from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
 from tests.support.command_line import Done, run_command
 from tests.support.federation_peer import FederationPeer, TestNet
 from tests.unit.test_data_import_lines import SCHEMA, spider
@@ -429,3 +430,38 @@ def test_without_pyarrow_what_to_install_is_named(
     run("rows.parquet", *schema).is_refusal(
         ConfigurationError, "pyarrow is not installed: install Lorica's wheel with [silo,import]"
     )
+
+
+# --- inputs and targets
+
+NOTES = "Note;Summary;Patient\n" + "".join(f"seen for {n % 7} days of fever;fever {n % 7};{n}\n" for n in range(20))
+TEXT = ("--task", "text-to-text")
+
+
+def test_inputs_and_targets_become_a_folder_that_the_agent_reads(tmp_path: Path) -> None:
+    (tmp_path / "notes.csv").write_text(NOTES)
+    done = run("notes.csv", *TEXT, "--yes", "--map", "input=Note", "target=Summary", "patient=Patient")
+    assert done.code == 0, done.err
+    assert "divided by input (7 of them)" in done.out
+    assert "schema.json" not in done.out
+    data = TEXT_TO_TEXT.data(tmp_path / "out", unit_field="patient")
+    splits = {name: {line.question for line in data.split(name)} for name in SPLITS}
+    assert sum(len(data.split(name)) for name in SPLITS) == 20
+    assert not splits["train"] & (splits["dev"] | splits["test"]), "what is asked in one split is asked in no other"
+    assert all(line.query == f"fever {line.question.split()[2]}" for line in data.train)
+    assert not (tmp_path / "out" / "schema.json").exists()
+
+
+@pytest.mark.parametrize("option", ["--schema", "--database", "--db-id", "--only"])
+def test_what_lines_without_a_database_have_no_use_for_is_refused(tmp_path: Path, option: str) -> None:
+    (tmp_path / "notes.csv").write_text(NOTES)
+    done = run("notes.csv", *TEXT, option, "x")
+    assert done.code == EXIT_CODES[ConfigurationError]
+    assert f"{option} says what questions are to" in done.err
+
+
+def test_labels_may_be_numbers(tmp_path: Path) -> None:
+    lines = [{"input": f"note {n}", "target": n % 2} for n in range(10)]
+    (tmp_path / "notes.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert run("notes.jsonl", *TEXT, "--yes").code == 0
+    assert {line.query for line in TEXT_TO_TEXT.data(tmp_path / "out").train} == {"0", "1"}

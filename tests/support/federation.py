@@ -52,8 +52,9 @@ class Federation:
         """What the command prints; raises StateError when it fails."""
         return self._run("lorica_coordinator.cli", arguments, self._environment)
 
-    def agent(self, silo: str, *arguments: str) -> str:
-        return self._run("silo_agent.cli", arguments, self._of(silo))
+    def agent(self, silo: str, *arguments: str, extra: Mapping[str, str] | None = None) -> str:
+        """As `coordinator`; `extra` is added to the environment."""
+        return self._run("silo_agent.cli", arguments, {**self._of(silo), **(extra or {})})
 
     def _run(self, module: str, arguments: tuple[str, ...], extra: Mapping[str, str]) -> str:
         if not isinstance(self.processes, WarmProcesses):
@@ -79,8 +80,9 @@ class Federation:
         self.processes.start("coordinator", "lorica_coordinator.cli", ["serve", *arguments], self._environment)
         self.view().wait_until_serving(self.processes.check, LONGEST_S)
 
-    def start_agent(self, silo: str) -> None:
-        self.processes.start(silo, "silo_agent.cli", ["start", "--data", str(self.data[silo])], self._of(silo))
+    def start_agent(self, silo: str, *, extra: Mapping[str, str] | None = None) -> None:
+        environment = {**self._of(silo), **(extra or {})}
+        self.processes.start(silo, "silo_agent.cli", ["start", "--data", str(self.data[silo])], environment)
 
     def _of(self, silo: str) -> dict[str, str]:
         return {**self._environment, "LORICA_SILO_DIR": str(self.root / "agents" / silo)}

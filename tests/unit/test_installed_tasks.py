@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 from lorica.simulation.run import silos_in, simulate
 from lorica_security.errors import ConfigurationError, DataError, LoricaError, PolicyRefusal
 from lorica_security.identifiers import SiloName
+from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.policy.plan_limits import task_refusals
 from silo_agent.policy.rules import PolicyRules
+from silo_agent.policy.silo_policy import SiloPolicy
+from silo_agent.settings import Settings
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.tasks.installed import installed_tasks
 from silo_agent.training.tasks.named import task_named, task_of
@@ -157,11 +160,34 @@ def test_a_line_that_its_code_stumbles_over_is_a_bad_line(package: Package, tmp_
 
 
 def test_a_silo_runs_only_what_its_policy_names(package: Package, tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, overrides=overrides(package)).plan
-    (refusal,) = task_refusals(PolicyRules(), plan)
+    (refusal,) = task_refusals(PolicyRules(), package.section)
     assert "which Lorica does not bring, and [policy] tasks of this silo is []" in str(refusal)
-    assert list(task_refusals(PolicyRules(tasks=["ward-notes"]), plan)) == []
-    assert list(task_refusals(PolicyRules(), make_plan(tmp_path / "sql").plan)) == []
+    assert list(task_refusals(PolicyRules(tasks=["ward-notes"]), package.section)) == []
+    assert list(task_refusals(PolicyRules(), TaskSection())) == []
+    bundle = make_plan(tmp_path, overrides=overrides(package))
+    rules = [refusal.rule for refusal in SiloPolicy(PolicyRules(), SiloName("ward")).objections(bundle)]
+    assert rules == ["tasks"]
+
+
+def test_whoever_reads_the_data_runs_no_code_that_the_policy_does_not_name(package: Package, tmp_path: Path) -> None:
+    """`silo-agent check` reads them as an offered plan has it, whatever else it finds wrong with that plan."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "dev"):
+        (folder / f"{split}.jsonl").write_text(json.dumps({"id": split, "note": "a", "short": "b"}) + "\n")
+    bundle = make_plan(tmp_path, overrides=overrides(package))
+    for tasks in ([], ["ward-notes"]):
+        settings = Settings.model_validate({"data": {"folder": str(folder)}, "policy": {"tasks": tasks}})
+        sources = SiloSources(settings, tmp_path / "scratch")
+        reading = Reading.of(bundle.plan, SiloName("ward"))
+        if tasks:
+            assert sources.data_for(reading).train[0].query == "b"
+            continue
+        with pytest.raises(PolicyRefusal, match=r"\[policy\] tasks of this silo is \[\]"):
+            sources.data_for(reading)
+        with pytest.raises(DataError):
+            sources.data()
+        assert "ward_notes" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -191,26 +217,20 @@ def overrides(package: Package) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_a_federation_trains_for_it(package: Package, tmp_path: Path, allowed: bool) -> None:
+def test_nobody_trains_for_it_where_no_policy_names_it_and_its_code_is_not_run(
+    package: Package, tmp_path: Path
+) -> None:
+    """Where one does: tests/end_to_end/test_own_task.py."""
     for name in ("clinic", "ward"):
         folder = tmp_path / "silos" / name
         folder.mkdir(parents=True)
         for split in ("train", "dev"):
             lines = [{"id": f"{split}{n}", "note": f"note {n}", "short": f"n {n}"} for n in range(4)]
             (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        if allowed:
-            (folder / "silo.toml").write_text('[policy]\ntasks = ["ward-notes"]\n')
     make_plan(tmp_path, overrides=overrides(package))
-    silos = silos_in(tmp_path / "silos")
-    if not allowed:
-        with pytest.raises(LoricaError, match=r"\[policy\] tasks of this silo"):
-            simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
-        assert "ward_notes" not in sys.modules
-        return
-    done = simulate(tmp_path / "plans" / "first", silos, tmp_path / "out", device="cpu", threads=1)
-    assert [row.outcome for row in done.rows if row.round] == ["applied"]
-    assert set(silos) == {SiloName("clinic"), SiloName("ward")}
+    with pytest.raises(LoricaError, match=r"\[policy\] tasks of this silo"):
+        simulate(tmp_path / "plans" / "first", silos_in(tmp_path / "silos"), tmp_path / "out", device="cpu", threads=1)
+    assert "ward_notes" not in sys.modules
 
 
 def test_the_pages_example_is_a_task(package: Package) -> None:

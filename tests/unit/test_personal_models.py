@@ -27,7 +27,8 @@ from lorica_security.errors import ConfigurationError, Conflict, DataError, Stat
 from lorica_security.host.process_lock import ProcessLock
 from silo_agent.cli import main as agent_main
 from silo_agent.composition import _is_loopback
-from silo_agent.edges.console.metrics import SiloMetrics
+from silo_agent.edges.console.metrics import MODEL_SCORES, PARTS, SiloMetrics
+from silo_agent.edges.disk.answers_right import AnswersRight, answers_right
 from silo_agent.edges.personal import personal_keeper
 from silo_agent.edges.personal.own_models import OwnModels
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
@@ -40,7 +41,11 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer, _seed
-from silo_wire.messages import RoundKey
+from silo_agent.training.tasks.task import Task
+from silo_agent.training.tasks.text_to_text import TextToText
+from silo_agent.training.tasks.wikisql import WIKISQL
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation, RoundKey
 from tests.support.checkpointed_training import dying_at
 from tests.support.collected_silo import TRAINING, CollectedSilo
 from tests.support.command_line import Done, run_command
@@ -673,3 +678,21 @@ def test_what_is_complete_is_not_begun_again_and_finetuning_waits_for_the_end_of
     assert begins(Activity.FINISHED, method="finetune", epochs=4)  # as its people said since
     silo.keep(random_model(8))
     assert begins(Activity.FINISHED, method="finetune")
+
+
+@pytest.mark.parametrize("task", [WIKISQL, TextToText(score="bleu")], ids=["wikisql", "text-to-text"])
+def test_the_parts_of_every_task_can_be_kept_and_shown(task: Task, tmp_path: Path) -> None:
+    right = dict.fromkeys(task.metrics, 2.5)
+    record = answers_right(tmp_path / "answers-right.json")
+    record.change(lambda _: AnswersRight(plan="a" * 64, model="b" * 64, questions=10, right=right))
+    known = record.read().of_plan("a" * 64)
+    assert known.shares == dict.fromkeys(task.metrics, 0.25)
+    assert known.line.startswith(f"right of 10 answers: {task.metrics[0]} 2.5, ")
+    assert record.read().of_plan("c" * 64) == AnswersRight()
+    assert set(task.metrics) <= set(PARTS)
+    evaluation = Evaluation(
+        split="dev", examples=10, exact_matches=2, executed=0, execution_matches=0, loss_per_token=1.0, seconds=0.0
+    )
+    kept = Scored.of(Digest("a" * 64), evaluation, right, method="", goal=None)
+    assert kept.numbers.items() >= dict.fromkeys(task.metrics, 0.25).items()
+    assert set(kept.numbers) <= set(MODEL_SCORES)

@@ -56,7 +56,7 @@ _TRAINING: Mapping[str, object] = {
 _TEACHER: Mapping[str, object] = {
     "schedule.rounds": 2 * PAIRS,
     "schedule.min_silos": len(BRANCHES),
-    "evaluation.every": 1,
+    "evaluation.every": 2,  # as many models to choose from as without the branches
     "semi_supervised.min_labelled": len(LABELLED),
     "semi_supervised.loss": "answer",
     "semi_supervised.min_confidence": 0.95,
@@ -163,6 +163,8 @@ def show(console: Console, after: Mapping[str, Score], without: Mapping[str, Sco
     means = (f"{mean(without):.1%}", f"{mean(after):.1%}")
     table.add_row("MacroAvg", "", *means, style="bold")
     show_table(console, table)
+    questions = sum(score.questions for score in after.values())
+    console.print(f"Of {questions} questions and one run: a few points more or less may be chance.", highlight=False)
 
 
 def mean(scores: Mapping[str, Score]) -> float:

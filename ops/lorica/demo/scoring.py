@@ -47,7 +47,9 @@ the final one."""
 class PlanModels:
     """Models of a plan that is finished, as files in `folder`, and the agents' own trainers for them."""
 
-    def __init__(self, parts: Coordinator, plan: Digest, folder: Path) -> None:
+    def __init__(self, coordinator: Coordinator | Path, plan: Digest, folder: Path) -> None:
+        """`coordinator` is one that is open, or the folder of one."""
+        parts = Coordinator.load(CoordinatorFolder(coordinator)) if isinstance(coordinator, Path) else coordinator
         self._bundle, self._folder = parts.shelf.bundle(plan), folder
         self._models = parts.models(self._bundle)
         bases = parts.base(self._bundle)
@@ -66,7 +68,7 @@ class PlanModels:
 def score_silos(coordinator: Path, plan: Digest, final: Digest, data: Mapping[str, Path]) -> tuple[Scores, Scores]:
     """A Scoring, whose execution accuracy is of each silo's own database."""
     with TemporaryDirectory() as name:
-        models = PlanModels(Coordinator.load(CoordinatorFolder(coordinator)), plan, Path(name))
+        models = PlanModels(coordinator, plan, Path(name))
         before, after = _scored(models, (models.initial(), models.model(final)), data)
     return before, after
 

@@ -9,8 +9,7 @@ from lorica.documentation.markdown import DOCS, markdown_table
 from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from lorica_coordinator.rounds.terms import KindOfRound
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
-from silo_agent.edges.console.metrics import MODEL_SCORES, SCORED_MODELS, SiloMetrics
-from silo_agent.training.tasks.wikisql_query import METRICS
+from silo_agent.edges.console.metrics import MODEL_SCORES, PARTS, SCORED_MODELS, SiloMetrics
 from silo_wire.wire_version import OURS
 
 # --- metrics
@@ -47,7 +46,7 @@ OPEN_LABELS: Final = {
     "point": POINTS,
     "model": SCORED_MODELS,
     "score": MODEL_SCORES,
-    "part": METRICS,
+    "part": PARTS,
     "of": get_args(KindOfRound),
 }
 """Of series that are there only while a plan lets them be, or has them."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lorica.demo.scoring import PlanModels, Score, Scores
-from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from lorica_coordinator.opened import Coordinator
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.data.serialisation import exact_match
 from silo_agent.training.silo_trainer import SiloTrainer
@@ -34,7 +32,7 @@ class Answers:
         before: Scores = {}
         after: Scores = {}
         with TemporaryDirectory() as name:
-            models = PlanModels(Coordinator.load(CoordinatorFolder(coordinator)), plan, Path(name))
+            models = PlanModels(coordinator, plan, Path(name))
             for silo, of_silo in data.items():
                 trainer = models.trainer(silo, of_silo)
                 before[silo], _ = _answered(trainer, models.initial())

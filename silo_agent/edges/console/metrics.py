@@ -22,6 +22,7 @@ from lorica_security.errors import ConfigurationError
 from silo_agent.rounds.effects import Activity, JournalActivity, JournalOutcome, Outcome
 from silo_agent.service.refusals import RULES
 from silo_agent.training.tasks.wikisql_query import METRICS
+from silo_wire.plans.sections.task import SCORE_LABELS
 from silo_wire.wire_version import OURS
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -30,7 +31,9 @@ ENDS: Final = {
     EVALUATION: (Outcome.EVALUATED, Outcome.DECLINED, Outcome.CLOSED),
 }
 SCORED_MODELS: Final = ("local", "global", "personal")
-MODEL_SCORES: Final = ("loss_per_token", "exact_match", "execution_match", *METRICS[1:])
+PARTS: Final = (*METRICS, *SCORE_LABELS)
+"""What tasks know of an answer beside whether it is right as a whole."""
+MODEL_SCORES: Final = tuple(dict.fromkeys(("loss_per_token", "exact_match", "execution_match", *PARTS)))
 EVENTS_QUEUE, ERRANDS_QUEUE = "events", "errands"
 ACTIVITIES: Final = {activity: activity.name.lower() for activity in Activity}
 _ACTIVITY_SECONDS: Final = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)

@@ -16,8 +16,6 @@ from silo_agent.edges.data_import.tables import Reading, Row
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import DataLimits, Split
 
-REQUIRED = ("question", "query")
-OWN_KEYS = ("id", *REQUIRED, "db_id")
 _KEY = re.compile(r"[^\W\d][\w.-]{0,99}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]+")
 _SUFFIX = re.compile(r"\.[^./]+(\.gz)?$")
@@ -26,11 +24,32 @@ _LINE_END = re.compile("\r\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a task's lines call what is asked and what is answered, and whether each is to a database."""
+
+    question: str
+    answer: str
+    databases: bool
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        return self.question, self.answer
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("id", *self.texts, *(["db_id"] if self.databases else []))
+
+
+SQL, TEXT = Form("question", "query", databases=True), Form("input", "target", databases=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One line to be. `more` are keys beside the four of the agent's own that were asked for, such as a patient's
-    number."""
+    """One line to be. `more` are keys beside the agent's own that were asked for, such as a patient's number. `db_id`
+    is empty where the form has none."""
 
+    form: Form = SQL
     id: str
     question: str
     query: str
@@ -40,11 +59,12 @@ class Imported:
     place: str
 
     def line(self) -> bytes:
-        value = {"id": self.id, "question": self.question, "query": self.query, "db_id": self.db_id, **self.more}
-        return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        return (json.dumps(self.values, ensure_ascii=False) + "\n").encode()
 
-    def value(self, key: str) -> str:
-        return self.more[key] if key in self.more else str(getattr(self, key))
+    @property
+    def values(self) -> dict[str, str]:
+        own = zip(self.form.keys, (self.id, self.question, self.query, self.db_id), strict=False)
+        return {**dict(own), **self.more}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +75,7 @@ class Choices:
     With `new_ids`, ids are made although there is a column of that name.
     """
 
+    form: Form = SQL
     columns: Mapping[str, str]
     encoding: str = "utf-8"
     db_id: str | None = None
@@ -82,9 +103,11 @@ class Importer:
         self._findings = findings
         self._choices = choices
         self._schemas = schemas
-        self._columns = {**dict.fromkeys(OWN_KEYS, ""), **source.columns, **choices.columns}
+        self._form = form = choices.form
+        of_layout = {key: column for key, column in source.columns.items() if key in form.keys}
+        self._columns = {**dict.fromkeys(form.keys, ""), **of_layout, **choices.columns}
         self._columns = {key: column or key for key, column in self._columns.items()}
-        self._required = {*REQUIRED, *choices.columns}
+        self._required = {*form.texts, *choices.columns}
         self._seen: dict[str, str] = {}
         self._stems: dict[str, str] = {}
         self.examples: list[Imported] = []
@@ -141,9 +164,10 @@ class Importer:
         if self._findings.problems > problems:
             return
         example = Imported(
+            form=self._form,
             id=id_,
-            question=texts.pop("question"),
-            query=texts.pop("query"),
+            question=texts.pop(self._form.question),
+            query=texts.pop(self._form.answer),
             db_id=db_id,
             more=texts,
             split=file.split,
@@ -159,7 +183,9 @@ class Importer:
         self._findings.problem(file.shown, row.line, what, ", ".join(filter(None, (element, detail))))
 
     def _database(self, row: Row, file: SourceFile) -> str:
-        """That of the row, else of --db-id, else the only one that there is."""
+        """That of the row, else of --db-id, else the only one that there is; none where lines have none."""
+        if not self._form.databases:
+            return ""
         if self._columns["db_id"] in row.values or "db_id" in self._required:
             db_id = self._text("db_id", row, file)
             chosen = not self._choices.only or db_id in self._choices.only
@@ -203,7 +229,7 @@ class Importer:
         """The text of a key without spaces around it; "" where it has none, which is a problem."""
         column = self._columns[key]
         value = row.values.get(column)
-        if type(value) is int and key not in REQUIRED:
+        if type(value) is int and not (self._form.databases and key in self._form.texts):
             return str(value)
         text = _LINE_END.sub("\n", value.strip()) if isinstance(value, str) else ""
         wrong, detail = "", ""

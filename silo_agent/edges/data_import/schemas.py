@@ -39,6 +39,10 @@ class Schemas:
         return self._whole[db_id]
 
 
+NO_SCHEMAS: Final = Schemas({}, {})
+"""Of lines that are to no database."""
+
+
 def schemas_of(
     source: Source, *, file: Path | None, database: str | None, db_id: str | None, findings: Findings
 ) -> Schemas:

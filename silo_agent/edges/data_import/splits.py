@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lorica_security.errors import ConfigurationError, DataError
-from silo_agent.edges.data_import.examples import OWN_KEYS, Imported
+from silo_agent.edges.data_import.examples import Imported
 from silo_agent.edges.data_import.findings import shortened
 from silo_agent.edges.data_import.templates import Templates
 from silo_agent.training.data.text_to_sql_data import SPLITS, Split
@@ -34,20 +34,23 @@ def divide(examples: Sequence[Imported], *, by: str | None, shares: Mapping[Spli
     `shares` are those of dev and test where these are made. Raises ConfigurationError or DataError where they cannot
     be.
     """
-    templates = Templates()
-    group = {example.id: templates.of(example.query) for example in examples}
+    form, templates = examples[0].form, Templates()
+    group = {
+        example.id: templates.of(example.query) if form.databases else _words(example.question) for example in examples
+    }
+    what = "template of the SQL" if form.databases else form.question
     of_source = any(example.split for example in examples)
     by = by or (SOURCE if of_source else TEMPLATE)
     if by == SOURCE:
-        splits, how = _as_source(examples, group, of_source, shares)
+        splits, how = _as_source(examples, group, of_source, shares, what)
     elif by == TEMPLATE:
-        splits = _divided(examples, lambda example: group[example.id], shares, "template")
-        how = f"by template of the SQL ({len(set(group.values())):,} templates)"
-    elif by in OWN_KEYS or by in examples[0].more:
-        splits = _divided(examples, lambda example: example.value(by), shares, by)
-        how = f"by {by} ({len({example.value(by) for example in examples}):,} of them)"
+        splits = _divided(examples, lambda example: group[example.id], shares, what.split()[0])
+        how = f"by {what} ({len(set(group.values())):,} {'templates' if form.databases else 'of them'})"
+    elif by in examples[0].values:
+        splits = _divided(examples, lambda example: example.values[by], shares, by)
+        how = f"by {by} ({len({example.values[by] for example in examples}):,} of them)"
     else:
-        known = ", ".join((SOURCE, TEMPLATE, *OWN_KEYS, *examples[0].more))
+        known = ", ".join((SOURCE, TEMPLATE, *examples[0].values))
         raise ConfigurationError(
             f"--split-by {shortened(by)} is none of {known}: correct it, or map that key with --map"
         )
@@ -55,7 +58,7 @@ def divide(examples: Sequence[Imported], *, by: str | None, shares: Mapping[Spli
 
 
 def _as_source(
-    examples: Sequence[Imported], group: Mapping[str, str], of_source: bool, shares: Mapping[Split, float]
+    examples: Sequence[Imported], group: Mapping[str, str], of_source: bool, shares: Mapping[Split, float], what: str
 ) -> tuple[dict[Split, list[Imported]], str]:
     if not of_source:
         raise ConfigurationError(
@@ -66,8 +69,8 @@ def _as_source(
         raise DataError("the source has no train split: give --split-by template to divide all of its lines anew")
     if splits["dev"]:
         return splits, "as the source is"
-    made = _divided(splits["train"], lambda example: group[example.id], {"dev": shares["dev"]}, "template")
-    return {**splits, **made}, "as the source is; it has no dev, which was taken from train by template of the SQL"
+    made = _divided(splits["train"], lambda example: group[example.id], {"dev": shares["dev"]}, what.split()[0])
+    return {**splits, **made}, f"as the source is; it has no dev, which was taken from train by {what}"
 
 
 def _divided(
@@ -120,8 +123,8 @@ def _leaks(splits: Mapping[Split, Sequence[Imported]], group: Mapping[str, str])
     for split in HELD_OUT:
         lines = splits.get(split, ())
         if same := sum(_words(example.question) in questions for example in lines):
-            yield f"{same:,} of {len(lines):,} questions of {split} stand in train too"
-        if same := sum(group[example.id] in templates for example in lines):
+            yield f"{same:,} of {len(lines):,} {train[0].form.question}s of {split} stand in train too"
+        if train[0].form.databases and (same := sum(group[example.id] in templates for example in lines)):
             yield f"{same:,} of {len(lines):,} questions of {split} have SQL of a template that train has too"
         for key in train[0].more if train else ():
             values = {example.more[key] for example in train}

@@ -9,17 +9,20 @@ from lorica_security.host import files
 from silo_agent.edges.data_import.splits import Division
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, DataLimits, load_silo_data
+from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
 
 
 def write_folder(folder: Path, division: Division, schemas: Sequence[Schema]) -> None:
-    """Its owner alone may look into it. Raises ConfigurationError where `folder` holds anything, StorageError, and
-    DataError."""
+    """Its owner alone may look into it; without schemas, lines are inputs and targets. Raises ConfigurationError where
+    `folder` holds anything, StorageError, and DataError."""
     with files.new_folder(folder, files.PRIVATE_FOLDER_MODE) as work:
         for name, lines in division.splits.items():
             if lines:
                 files.write_private(work / f"{name}.jsonl", b"".join(example.line() for example in lines))
-        files.write_private(work / SCHEMA_FILE, _schema_file(schemas))
-        data = load_silo_data(work, DataLimits(max_bad_fraction=0.0))
+        limits = DataLimits(max_bad_fraction=0.0)
+        if schemas:
+            files.write_private(work / SCHEMA_FILE, _schema_file(schemas))
+        data = load_silo_data(work, limits) if schemas else TEXT_TO_TEXT.data(work, limits)
         if {name: len(lines) for name, lines in division.splits.items()} != {
             name: len(data.split(name)) for name in division.splits
         }:

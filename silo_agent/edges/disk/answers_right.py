@@ -14,7 +14,7 @@ from lorica_security.errors import DataError
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_wire.plans.sections.model import DigestText
 
-PartName = Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+PartName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
 NOTE: Final = "answers-right"
 """The event that a log and a terminal have of it."""
 

@@ -36,7 +36,7 @@ class Scored(Section):
     def of(
         cls, model: Digest, evaluation: Evaluation, right: Mapping[str, float], *, method: str, goal: str | None
     ) -> "Scored":
-        """`right`: answers by each metric of the task, the whole answer first."""
+        """`right`: answers by each metric of the task, the plan's score first."""
         return cls(
             model=model,
             method=method,
@@ -46,7 +46,7 @@ class Scored(Section):
             executed=evaluation.executed,
             execution_matches=evaluation.execution_matches,
             loss_per_token=evaluation.loss_per_token,
-            right=dict(list(right.items())[1:]),
+            right=dict(right) if len(right) > 1 else {},
         )
 
     @property

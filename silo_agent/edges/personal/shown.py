@@ -41,7 +41,8 @@ def own_models_lines(scores: OwnScores) -> list[str]:
     for which, scored in _in_order(scores):
         by = f" by {scored.method}" if scored.method and scored.method != which else ""
         results = f", {scored.execution_matches} of {scored.executed} with the right result" if scored.executed else ""
-        results += f" ({', '.join(f'{name} {count}' for name, count in scored.right.items())})" if scored.right else ""
+        parts = ", ".join(f"{name} {round(count, 1):g}" for name, count in scored.right.items())
+        results += f" ({parts})" if parts else ""
         best = "; the best" if which == scores.best else ""
         lines.append(
             f"{which} model{by}: loss per token {scored.loss_per_token:.4f}, {scored.exact_matches} of "

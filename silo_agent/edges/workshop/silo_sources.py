@@ -10,6 +10,7 @@ from typing import IO
 from lorica_security.errors import DataError, StorageError
 from lorica_security.host.files import make_private_folder
 from lorica_security.identifiers import SiloName
+from silo_agent.policy.plan_limits import task_refusals
 from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
@@ -61,8 +62,11 @@ class SiloSources:
         return self.data_for(self.reading)
 
     def data_for(self, reading: Reading) -> SiloData:
-        """Read once for plans that have it read alike; raises what `data` raises."""
+        """Read once for plans that have it read alike; raises what `data` raises, and PolicyRefusal for an installed
+        task that this silo's people did not allow, before any of its code runs."""
         if self._data is None or reading != self._read_for:
+            for refusal in task_refusals(self._settings.policy, reading.task):
+                raise refusal
             self._data = task_of(reading.task).data(
                 self._folder(),
                 DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share),

@@ -6,6 +6,7 @@ The only edge that imports torch, so commands import it when they train or answe
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -39,7 +40,7 @@ from silo_agent.training.evaluation import SameResult, in_sandbox
 from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.tasks.named import task_named
+from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
 from silo_agent.training.update.client_update import write_no_delta
 from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
@@ -235,9 +236,11 @@ class Workshop:
             return evaluation
 
     def answer(self, *, bundle: PlanBundle, base: RoundModel | None, model: RoundModel, question: str) -> str:
-        """The model's SQL for one question; hostile until the sandbox has run it."""
+        """The model's answer to one question; SQL is hostile until the sandbox has run it."""
         with enough_memory():
-            trainer = SiloTrainer(bundle, self._sources.data(), self._policy.silo, self._device(), base=base)
+            reading = replace(Reading.of(bundle.plan, self._policy.silo), unit_field="", private=False)
+            data = self._sources.data_for(reading)
+            trainer = SiloTrainer(bundle, data, self._policy.silo, self._device(), base=base)
             return trainer.answer(question, model_path=model.file, model=model.manifest)
 
     def run(self, sql: str) -> Rows | None:
@@ -256,9 +259,13 @@ class Workshop:
             raise StateError(f"plan {bundle.plan.name} is not prepared: nothing was done under it")
         return self._trainer
 
+    @staticmethod
+    def is_sql(bundle: PlanBundle) -> bool:
+        """Whether a model of this plan answers with SQL for a silo's database."""
+        return bundle.plan.task.kind == TEXT_TO_SQL.name
+
     def _executes(self, bundle: PlanBundle) -> bool:
-        executes = task_named(bundle.plan.task.kind).executes
-        return executes and bundle.plan.evaluation.execution and self._policy.rules.allow_execution
+        return self.is_sql(bundle) and bundle.plan.evaluation.execution and self._policy.rules.allow_execution
 
     def _device(self) -> DeviceSettings:
         training = self._settings.training

@@ -13,7 +13,7 @@ ScoreName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 
 SCORE_LABELS: Final[Mapping[str, str]] = {
     "exact_match": "exact match",
-    "token_f1": "token F1",
+    "token_f1": "token F1",  # nosec B105  # a score
     "rouge_l": "ROUGE-L",
     "chrf": "chrF",
     "bleu": "BLEU",
