@@ -42,7 +42,7 @@ from silo_agent.training.model.low_rank import low_rank_changes
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.personal_trainer import OwnSettings, PersonalTrainer, _seed
 from silo_agent.training.tasks.task import Task
-from silo_agent.training.tasks.text_to_text import TextToText
+from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
 from silo_agent.training.tasks.wikisql import WIKISQL
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation, RoundKey
@@ -680,7 +680,7 @@ def test_what_is_complete_is_not_begun_again_and_finetuning_waits_for_the_end_of
     assert begins(Activity.FINISHED, method="finetune")
 
 
-@pytest.mark.parametrize("task", [WIKISQL, TextToText(score="bleu")], ids=["wikisql", "text-to-text"])
+@pytest.mark.parametrize("task", [WIKISQL, TEXT_TO_TEXT.by("bleu")], ids=["wikisql", "text-to-text"])
 def test_the_parts_of_every_task_can_be_kept_and_shown(task: Task, tmp_path: Path) -> None:
     right = dict.fromkeys(task.metrics, 2.5)
     record = answers_right(tmp_path / "answers-right.json")

@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from lorica_security.errors import ConfigurationError, DataError
+from silo_agent.edges.disk.answers_right import AnswersRight
+from silo_agent.edges.personal.own_scores import Scored
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.evaluation import whole
 from silo_agent.training.tasks import similarity, text_task
 from silo_agent.training.tasks.named import task_marked_by, task_of
+from silo_agent.training.tasks.task import Task
 from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
 from silo_agent.training.tasks.text_to_text import TEXT_TO_TEXT
 from silo_agent.training.tasks.wikisql import WIKISQL
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.task import SCORE_LABELS, TaskSection
 from tests.support.coordinator_edges import make_plan
@@ -84,6 +89,17 @@ def test_the_plans_score_is_the_one_that_leaves() -> None:
         assert sorted(task.metrics) == sorted(SCORE_LABELS)
         right = task.right("the cat sat", "a cat sat down on it", NO_SCHEMA)
         assert right[0] == getattr(similarity, name)("the cat sat", "a cat sat down on it")
+
+
+@pytest.mark.parametrize("task", [TEXT_TO_TEXT, WIKISQL])
+def test_a_silo_can_keep_what_it_counts_by_each_score(task: Task) -> None:
+    right = dict.fromkeys(task.metrics, 1.0)
+    assert AnswersRight(questions=2, right=right).right == right
+    evaluation = Evaluation(
+        split="dev", examples=2, exact_matches=1, executed=0, execution_matches=0, loss_per_token=1.0, seconds=1.0
+    )
+    scored = Scored.of(Digest("a" * 64), evaluation, right, method="finetune", goal=None)
+    assert tuple(scored.right) == task.metrics[1:]
 
 
 # --- a silo's lines

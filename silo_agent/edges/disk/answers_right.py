@@ -13,8 +13,9 @@ from lorica_security.console.strict_toml import Section
 from lorica_security.errors import DataError
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_wire.plans.sections.model import DigestText
+from silo_wire.plans.sections.task import ScoreName
 
-PartName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
+PartName = ScoreName
 NOTE: Final = "answers-right"
 """The event that a log and a terminal have of it."""
 
