@@ -83,6 +83,13 @@ _STUDY_TABLES: Final = {
     "ladder-differences": ("ladder", "## Paired differences"),
     "ladder-loss": ("ladder", "## Loss per target token on test, in nats"),
     "ladder-server": ("ladder-server", "## Exact match on test"),
+    "fedparsing-test": ("fedparsing", "## Parts of an answer on test"),
+    "fedparsing-dev": ("fedparsing", "## Parts of an answer on dev, which chose the model"),
+    "fedparsing-differences": ("fedparsing", "## Points more than alone"),
+    "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
+    "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
+    "answers-scores": ("answers", "## Exact match on test"),
+    "answers-differences": ("answers", "## Points more than floor"),
 }
 
 
