@@ -17,7 +17,7 @@ from silo_agent.edges.data_import.findings import Findings
 from silo_agent.edges.data_import.sources import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from silo_agent.edges.data_import.examples import Imported
     from silo_agent.edges.data_import.splits import Division
@@ -99,10 +99,8 @@ def import_data(
     require_free(out)
     keys = mapping((*(columns or ()), *(pairs or ())))
     form = SQL if task is ImportedTask.SQL else TEXT
-    if not form.databases and (
-        unused := {"--schema": schema, "--database": database, "--db-id": db_id, "--only": only}
-    ):
-        _require_unused({name for name, value in unused.items() if value}, task)
+    if not form.databases:
+        _require_unused({"--schema": schema, "--database": database, "--db-id": db_id, "--only": only}, task)
     if split_by and split_by not in (SOURCE, TEMPLATE, *form.keys):
         keys.setdefault(split_by, split_by)
     choices = Choices(
@@ -136,12 +134,11 @@ def import_data(
     print(f"next: silo-agent check --data {visible(str(out))}{' --database URL' if database else ''}")
 
 
-def _require_unused(options: "set[str]", task: ImportedTask) -> None:
-    """Raises ConfigurationError for options that lines of `task` have no use for."""
-    if options:
+def _require_unused(options: "Mapping[str, object]", task: ImportedTask) -> None:
+    """Raises ConfigurationError for an option that lines of `task` have no use for."""
+    if given := [option for option, value in options.items() if value]:
         raise ConfigurationError(
-            f"{min(options)} says what questions are to, and lines of --task {task.value} are to no database: leave it "
-            "out"
+            f"{given[0]} says what questions are to, and lines of --task {task.value} are to no database: leave it out"
         )
 
 

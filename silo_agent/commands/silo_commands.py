@@ -133,7 +133,7 @@ def ask(
         sources, policy = silo_sources(folder, settings), policy_of(folder, credentials, settings)
         workshop = Workshop(settings=settings, policy=policy, sources=sources)
         answer = workshop.answer(bundle=collected.bundle, base=collected.base, model=answers.model, question=question)
-        is_sql = workshop.is_sql(collected.bundle)
+        is_sql = collected.bundle.plan.task.is_sql
     if not as_json:
         print(one_line(answer))
     rows, problem = None, None

@@ -5,13 +5,14 @@ How many answers are right by the plan's score is in what leaves a silo, as a wh
 the score. What a task knows beside goes to `on_parts` and no further than this machine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
-from silo_agent.sql_sandbox import ExecutionOutcome, Sandbox, execution_match
+from silo_agent.sql_sandbox import DatabaseTarget, ExecutionOutcome, Limits, Sandbox, execution_match
 from silo_agent.training.data.batches import EncodedExamples, collate, sorted_batches
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import Example
@@ -41,6 +42,16 @@ def in_sandbox(box: Sandbox) -> SameResult:
         return None if match.outcome is ExecutionOutcome.GOLD_ERROR else match.outcome is ExecutionOutcome.MATCH
 
     return same_result
+
+
+@contextmanager
+def judged_on(target: DatabaseTarget | None, limits: Limits) -> Iterator[SameResult | None]:
+    """Execution in a sandbox that is open while this is; None where there is no database. Raises what Sandbox does."""
+    if target is None:
+        yield None
+    else:
+        with Sandbox(target, limits) as box:
+            yield in_sandbox(box)
 
 
 @torch.inference_mode()

@@ -381,7 +381,7 @@ class SiloTrainer:
             batch_size=section.batch_size,
             beams=section.beams,
             max_output_tokens=self._section.max_output_tokens,
-            same_result=same_result if section.execution and self._task.executes else None,
+            same_result=same_result if section.execution and self._plan.task.is_sql else None,
             on_parts=on_parts,
             on_truths=on_truths,
             on_progress=on_progress,
@@ -396,7 +396,7 @@ class SiloTrainer:
         self._model.load(model_path, model)
         self._model.t5.eval()
         section = self._section
-        if self._data.task != "sql" and len(self._data.schemas) > 1:
+        if not self._plan.task.is_sql and len(self._data.schemas) > 1:
             raise DataError(
                 f"a question of task {self._data.task} is asked of one table, and the data of silo {self._silo} have "
                 f"{len(self._data.schemas)}: give a data folder with the lines of that table alone"

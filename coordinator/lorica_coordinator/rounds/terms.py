@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT
@@ -11,6 +11,8 @@ from silo_wire.plans.sections.named_silos import is_among
 from silo_wire.plans.sections.who_trains import Alone, WhoTrains
 from silo_wire.plans.timetable import Timetable
 
+EXACT_MATCH: Final = "exact match"
+"""By what answers count where a plan does not say, as people are shown it."""
 KindOfRound = Literal["all", "labelled", "unlabelled"]
 """Whose a round is: of all silos, or of those with or without labels alone."""
 
@@ -48,7 +50,7 @@ class PlanTerms:
     record_level: bool = False
     silo_level: bool = False
     cohort_size: int = 0
-    score: str = "exact match"
+    score: str = EXACT_MATCH
     corrects_drift: bool = False
     without_labels: tuple[str, ...] = ()
     labelled_alone: Alone = "never"

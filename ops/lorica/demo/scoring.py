@@ -10,10 +10,10 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.opened import Coordinator
 from silo_agent.service.ports import RoundModel
-from silo_agent.sql_sandbox import Sandbox, SqliteTarget
+from silo_agent.sql_sandbox import Limits, SqliteTarget
 from silo_agent.training.data.text_to_sql_data import load_silo_data
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.evaluation import judged_on
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
@@ -85,10 +85,10 @@ def _scored(models: PlanModels, each: Sequence[RoundModel], data: Mapping[str, P
     scores: list[Scores] = [{} for _ in each]
     for silo, of_silo in data.items():
         trainer = models.trainer(silo, of_silo)
-        with Sandbox(SqliteTarget(of_silo / "db.sqlite")) as box:
+        with judged_on(SqliteTarget(of_silo / "db.sqlite"), Limits()) as same_result:
             for model, by_silo in zip(each, scores, strict=True):
                 evaluation = trainer.evaluate(
-                    model_path=model.file, model=model.manifest, split="test", same_result=in_sandbox(box)
+                    model_path=model.file, model=model.manifest, split="test", same_result=same_result
                 )
                 by_silo[silo] = Score.of(evaluation)
     return scores

@@ -3,7 +3,6 @@ the answers are right that silos without labels would be taught."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,10 +15,9 @@ from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.service.ports import RoundModel
-from silo_agent.sql_sandbox import Sandbox
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import in_sandbox
+from silo_agent.training.evaluation import judged_on
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_agent.training.tasks.named import task_named
@@ -95,18 +93,15 @@ def _score(
     if not sources.data().labelled:
         return None
     trainer = SiloTrainer(bundle, sources.data(), silo, settings, model=model)
-    target = sources.database()
     truths: list[tuple[float, ...]] = []
     parts: dict[str, float] = {}
-    with ExitStack() as open_here:
+    with judged_on(sources.database(), sources.limits()) as same_result:
         score = trainer.evaluate(
             model_path=best.file,
             model=best.manifest,
             split=split,
             most=0,
-            same_result=None
-            if target is None
-            else in_sandbox(open_here.enter_context(Sandbox(target, sources.limits()))),
+            same_result=same_result,
             on_parts=parts.update,
             on_truths=truths.extend,
         )

@@ -15,7 +15,6 @@ from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_wire.plans.sections.model import DigestText
 from silo_wire.plans.sections.task import ScoreName
 
-PartName = ScoreName
 NOTE: Final = "answers-right"
 """The event that a log and a terminal have of it."""
 
@@ -28,7 +27,7 @@ class AnswersRight(Section):
     plan: DigestText | None = None
     model: DigestText | None = None
     questions: Annotated[int, Field(ge=0)] = 0
-    right: dict[PartName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    right: dict[ScoreName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, float]:

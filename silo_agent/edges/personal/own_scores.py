@@ -7,12 +7,12 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from lorica_security.console.strict_toml import Section
-from silo_agent.edges.disk.answers_right import PartName
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_agent.settings import PersonalSection
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import Evaluation
 from silo_wire.plans.sections.model import DigestText
+from silo_wire.plans.sections.task import ScoreName
 
 Which = Literal["local", "global", "personal"]
 MODELS: Final[tuple[Which, ...]] = ("local", "global", "personal")
@@ -30,7 +30,7 @@ class Scored(Section):
     executed: Annotated[int, Field(ge=0)]
     execution_matches: Annotated[int, Field(ge=0)]
     loss_per_token: Annotated[float, Field(ge=0)]
-    right: dict[PartName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)  # in parts
+    right: dict[ScoreName, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)  # in parts
 
     @classmethod
     def of(

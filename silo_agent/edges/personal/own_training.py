@@ -15,9 +15,8 @@ from silo_agent.edges.workshop.workshop import on_records
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.service.ports import Cancelled, Notice, RoundModel
 from silo_agent.settings import Settings
-from silo_agent.sql_sandbox import Sandbox
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import SameResult, in_sandbox
+from silo_agent.training.evaluation import judged_on
 from silo_agent.training.model.initial_model import is_from_seed, seeded_vector
 from silo_agent.training.personal_trainer import Goal, OwnSettings, PersonalTrainer
 from silo_wire.canonical import Digest
@@ -60,7 +59,12 @@ class OwnTraining:
                 ),
                 base=collected.base,
             )
-            executes = plan.evaluation.execution and policy.rules.allow_execution and sources.database() is not None
+            executes = (
+                plan.task.is_sql
+                and plan.evaluation.execution
+                and policy.rules.allow_execution
+                and sources.database() is not None
+            )
             self._executes, self._questions = executes, f"{self._trainer.questions()} {'run' if executes else 'read'}"
 
     def run(self) -> OwnScores:
@@ -165,18 +169,13 @@ class OwnTraining:
         return read_model(file, self._bundle.model_layout)
 
     def _scored(self, model: RoundModel, method: str = "", goal: str | None = None) -> Scored:
-        def scored(same_result: SameResult | None) -> Scored:
-            right: dict[str, float] = {}
+        right: dict[str, float] = {}
+        target = self._sources.database() if self._executes else None
+        with judged_on(target, self._sources.limits()) as same_result:
             evaluation = self._trainer.evaluate(
                 model, same_result=same_result, on_parts=right.update, should_stop=self._cancelled
             )
-            return Scored.of(model.manifest.digest, evaluation, right, method=method, goal=goal)
-
-        target = self._sources.database() if self._executes else None
-        if target is None:
-            return scored(None)
-        with Sandbox(target, self._sources.limits()) as box:
-            return scored(in_sandbox(box))
+        return Scored.of(model.manifest.digest, evaluation, right, method=method, goal=goal)
 
     def _keep(self, which: Which, scored: Scored) -> None:
         self._change(scores={**self._own.record.read().scores, which: scored})

@@ -33,14 +33,13 @@ from silo_agent.service.ports import (
     WorkCancelled,
 )
 from silo_agent.settings import Settings
-from silo_agent.sql_sandbox import Rows, Sandbox, run_select
+from silo_agent.sql_sandbox import Rows, run_select
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
-from silo_agent.training.evaluation import SameResult, in_sandbox
+from silo_agent.training.evaluation import judged_on
 from silo_agent.training.loss_log import require_losses
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.silo_trainer import SiloTrainer
-from silo_agent.training.tasks.text_to_sql import TEXT_TO_SQL
 from silo_agent.training.update.client_update import write_no_delta
 from silo_agent.training.update.masked_vector import KeptDelta, own_weight, write_masked_vector
 from silo_wire.canonical import Digest
@@ -212,24 +211,17 @@ class Workshop:
         self._policy.check_evaluation(trainer.questions("dev"))
         target = self._sources.database() if self._executes(bundle) else None
         counts: dict[str, float] = {}
-
-        def evaluated(same_result: SameResult | None) -> Evaluation:
-            return trainer.evaluate(
-                model_path=model.file,
-                model=model.manifest,
-                model_mark=model.mark,
-                same_result=same_result,
-                on_parts=counts.update,
-                on_progress=progress,
-                should_stop=cancelled,
-            )
-
         with on_records():
-            if target is None:
-                evaluation = evaluated(None)
-            else:
-                with Sandbox(target, self._sources.limits()) as box:
-                    evaluation = evaluated(in_sandbox(box))
+            with judged_on(target, self._sources.limits()) as same_result:
+                evaluation = trainer.evaluate(
+                    model_path=model.file,
+                    model=model.manifest,
+                    model_mark=model.mark,
+                    same_result=same_result,
+                    on_parts=counts.update,
+                    on_progress=progress,
+                    should_stop=cancelled,
+                )
             self._on_answers(
                 bundle.plan.digest, Answers(model=model.manifest.digest, questions=evaluation.examples, right=counts)
             )
@@ -259,13 +251,9 @@ class Workshop:
             raise StateError(f"plan {bundle.plan.name} is not prepared: nothing was done under it")
         return self._trainer
 
-    @staticmethod
-    def is_sql(bundle: PlanBundle) -> bool:
-        """Whether a model of this plan answers with SQL for a silo's database."""
-        return bundle.plan.task.kind == TEXT_TO_SQL.name
-
     def _executes(self, bundle: PlanBundle) -> bool:
-        return self.is_sql(bundle) and bundle.plan.evaluation.execution and self._policy.rules.allow_execution
+        plan = bundle.plan
+        return plan.task.is_sql and plan.evaluation.execution and self._policy.rules.allow_execution
 
     def _device(self) -> DeviceSettings:
         training = self._settings.training

@@ -121,15 +121,8 @@ def load_silo_data(
         private=private,
         labelled=labelled,
     )
-    return SiloData(
-        train=splits.train,
-        dev=splits.dev,
-        test=splits.test,
-        schema=schema,
-        database=_one_of(folder, "db.sqlite", "db.sqlite.gz"),
-        bad_lines=splits.bad_lines,
-        further_schemas=tuple(further),
-        labelled=labelled,
+    return splits.data(
+        schema, *further, database=_one_of(folder, "db.sqlite", "db.sqlite.gz"), task="sql", labelled=labelled
     )
 
 
@@ -156,6 +149,33 @@ class Splits:
     dev: tuple[Example, ...]
     test: tuple[Example, ...]
     bad_lines: tuple[BadLine, ...]
+
+    def data(
+        self, schema: Schema, *further: Schema, database: Path | None = None, task: str, labelled: bool
+    ) -> SiloData:
+        """With the schemas that its questions are asked of."""
+        return SiloData(
+            train=self.train,
+            dev=self.dev,
+            test=self.test,
+            schema=schema,
+            database=database,
+            bad_lines=self.bad_lines,
+            further_schemas=further,
+            task=task,
+            labelled=labelled,
+        )
+
+
+def require_no_schema(folder: Path, task: str, *, lines: str) -> None:
+    """Raise DataError where there is no such folder, or where it is one of questions to a database; `lines` says what
+    those of `task` have in its place."""
+    require_folder(folder)
+    if (folder / SCHEMA_FILE).exists():
+        raise DataError(
+            f"{folder} holds {SCHEMA_FILE}, and a plan with [task] kind = {task!r} was to be trained on it: its lines "
+            f"have {lines}; give the folder of such lines"
+        )
 
 
 def read_splits(

@@ -1,7 +1,7 @@
 """How much of an answer is right, from 0 to 1, by the usual measures of text: of one answer and one reference.
 
-Answers are a model's, hence untrusted; TextTask cuts them. sacrebleu and rapidfuzz are
-installed with the extra `text`; they are imported where a score is first asked for.
+Answers are a model's, hence untrusted; TextTask cuts them. sacrebleu and rapidfuzz are installed with the extra `text`;
+they are imported where a score is first asked for.
 """
 
 import re

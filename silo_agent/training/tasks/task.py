@@ -26,10 +26,6 @@ class Task(Protocol):
         and rounded, as `exact_matches`; the others are the silo's own."""
 
     @property
-    def executes(self) -> bool:
-        """Whether its answers run on a silo's database."""
-
-    @property
     def shows_schema(self) -> bool:
         """Whether an input holds what `shown` gives, where the plan has schemas in inputs."""
 

@@ -11,13 +11,12 @@ from typing import Final
 from lorica_security.errors import DataError
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import (
-    SCHEMA_FILE,
     DataLimits,
     Example,
     LineFault,
     SiloData,
     read_splits,
-    require_folder,
+    require_no_schema,
     text_of,
     unit_of,
 )
@@ -50,7 +49,6 @@ class TextTask:
     remedy: str = "install it"
     chosen: str = ""
 
-    executes = False
     shows_schema = False
 
     @property
@@ -79,12 +77,7 @@ class TextTask:
         private: bool = False,
         labelled: bool = True,
     ) -> SiloData:
-        require_folder(folder)
-        if (folder / SCHEMA_FILE).exists():
-            raise DataError(
-                f"{folder} holds {SCHEMA_FILE}, and a plan with [task] kind = {self.name!r} was to be trained on it: "
-                "its lines have a text in and a text out, and no database; give the folder of such lines"
-            )
+        require_no_schema(folder, self.name, lines="a text in and a text out, and no database")
         if missing := [name for name in self.needs if find_spec(name) is None]:
             raise DataError(
                 f"a plan with [task] kind = {self.name!r} needs {missing[0]}, which is not installed: {self.remedy}"
@@ -101,16 +94,7 @@ class TextTask:
         splits = read_splits(
             folder, limits or DataLimits(), example, unit_field=unit_field, private=private, labelled=labelled
         )
-        return SiloData(
-            train=splits.train,
-            dev=splits.dev,
-            test=splits.test,
-            schema=_NO_SCHEMA,
-            database=None,
-            bad_lines=splits.bad_lines,
-            task=self.name,
-            labelled=labelled,
-        )
+        return splits.data(_NO_SCHEMA, task=self.name, labelled=labelled)
 
     def shown(self, schema: Schema) -> str:
         return ""

@@ -16,7 +16,6 @@ class TextToSql:
 
     name: str = "sql"
     metrics: tuple[str, ...] = ("exact_match",)
-    executes: bool = True
     shows_schema: bool = True
     label: str = "query"
 

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lorica_security.errors import DataError
 from silo_agent.training.data.schema import Column, ColumnType, Schema, Table
 from silo_agent.training.data.text_to_sql_data import (
-    SCHEMA_FILE,
     DataLimits,
     Example,
     LineFault,
     SiloData,
     read_splits,
     require_characters,
-    require_folder,
+    require_no_schema,
     text_of,
     unit_of,
 )
@@ -49,7 +47,6 @@ class WikiSql:
 
     name: str = "wikisql"
     metrics: tuple[str, ...] = METRICS
-    executes: bool = False
     shows_schema: bool = True
     label: str = "sql"
 
@@ -65,12 +62,7 @@ class WikiSql:
         private: bool = False,
         labelled: bool = True,
     ) -> SiloData:
-        require_folder(folder)
-        if (folder / SCHEMA_FILE).exists():
-            raise DataError(
-                f"{folder} holds {SCHEMA_FILE}, and a plan with [task] kind = {self.name!r} was to be trained on it: "
-                "its lines have tables of their own; give the folder of such lines"
-            )
+        require_no_schema(folder, self.name, lines="tables of their own")
         schemas: dict[str, Schema] = {}
 
         def example(value: Mapping[str, object], grouped_by: str) -> Example:
@@ -84,18 +76,7 @@ class WikiSql:
         splits = read_splits(
             folder, limits or DataLimits(), example, unit_field=unit_field, private=private, labelled=labelled
         )
-        first, *further = schemas.values()
-        return SiloData(
-            train=splits.train,
-            dev=splits.dev,
-            test=splits.test,
-            schema=first,
-            database=None,
-            bad_lines=splits.bad_lines,
-            further_schemas=tuple(further),
-            task=self.name,
-            labelled=labelled,
-        )
+        return splits.data(*schemas.values(), task=self.name, labelled=labelled)
 
     def shown(self, schema: Schema) -> str:
         """`| name : text | name : real`, as queries have the names."""

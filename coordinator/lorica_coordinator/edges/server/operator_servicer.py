@@ -60,8 +60,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         return status_reply(await self._service.status())
 
     async def ListRounds(self, request: operator_pb2.ListRoundsRequest, context: Any) -> operator_pb2.ListRoundsReply:
-        rows, standing = await self._service.rounds(request.last), await self._service.status()
-        return operator_pb2.ListRoundsReply(rounds=[round_record(row) for row in rows], score=standing.score)
+        rows = await self._service.rounds(request.last)
+        return operator_pb2.ListRoundsReply(rounds=[round_record(row) for row in rows], score=self._service.score)
 
     async def Invite(self, request: operator_pb2.InviteRequest, context: Any) -> operator_pb2.InviteReply:
         valid = request.valid_seconds or int(self._host.invitation_s)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from lorica_coordinator.rounds.events import PlanOffered, PlanPaused, PlanResumed, PlanStarted, PlanStopped, SiloRevoked
 from lorica_coordinator.rounds.orders import CLOSING, waiting_for
 from lorica_coordinator.rounds.states import Course, Finished, Idle, course_of, population_of
+from lorica_coordinator.rounds.terms import EXACT_MATCH
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from lorica_coordinator.service.callers.parts import FederationParts
 from lorica_coordinator.service.members.renewal import Renewed
@@ -191,6 +192,12 @@ class ForOperators(FederationParts):
             return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
         except PlanOfAnotherRelease:
             return None
+
+    @property
+    def score(self) -> str:
+        """By what answers count under the plan that is under way, as people are shown it."""
+        course = course_of(self._loop.state)
+        return EXACT_MATCH if course is None else course.terms.score
 
     async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
         """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is

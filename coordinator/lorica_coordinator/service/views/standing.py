@@ -15,6 +15,7 @@ from lorica_coordinator.rounds.states import (
     course_of,
     round_of,
 )
+from lorica_coordinator.rounds.terms import EXACT_MATCH
 from lorica_coordinator.service.attendance import Attendance
 from lorica_coordinator.service.records import EnrolledSilo
 from lorica_security.identifiers import FederationName, SiloName
@@ -62,7 +63,7 @@ class Standing:
     model: Digest | None
     best_model: Digest | None
     shows_single_silos: bool
-    score: str = "exact match"
+    score: str = EXACT_MATCH
 
 
 def standing(
@@ -112,7 +113,7 @@ def standing(
         model=None if course is None else course.model,
         best_model=None if course is None else course.best_model,
         shows_single_silos=course is None or course.terms.shows_single_silos,
-        **({} if course is None else {"score": course.terms.score}),
+        score=EXACT_MATCH if course is None else course.terms.score,
     )
 
 

@@ -8,7 +8,7 @@ entry in a ledger.
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,8 +20,8 @@ from silo_agent.edges.workshop.answers_tried import answers_tried
 from silo_agent.edges.workshop.silo_sources import SiloSources
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import RoundModel
-from silo_agent.sql_sandbox import Sandbox
-from silo_agent.training.evaluation import in_sandbox
+from silo_agent.sql_sandbox import Limits
+from silo_agent.training.evaluation import judged_on
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.silo_trainer import SiloTrainer
@@ -111,11 +111,8 @@ def _scoring(trainer: SiloTrainer, plan: Plan, model: RoundModel, sources: SiloS
     count = len(trainer.encoded("dev"))
     most = min(section.batch_size * BATCHES, section.max_examples or count, count)
     done: list[tuple[float, float]] = []  # share of the sample, and when
-    with ExitStack() as open_here:
-        target = sources.database() if sources is not None else None
-        same = None
-        if sources is not None and target is not None:
-            same = in_sandbox(open_here.enter_context(Sandbox(target, sources.limits())))
+    target, limits = (None, Limits()) if sources is None else (sources.database(), sources.limits())
+    with judged_on(target, limits) as same:
         began = clock()
         try:
             trainer.evaluate(

@@ -21,7 +21,7 @@ def of_answer_filter(plan: PlanValues) -> Iterator[str]:
     if section.filter == "none":
         return
     filter_is = f'[semi_supervised] filter = "{section.filter}"'
-    if plan.task.kind != "sql":
+    if not plan.task.is_sql:
         yield (
             f'{filter_is} does not go with [task] kind = "{plan.task.kind}", whose silos have no database to try an '
             'answer on: set filter to "none"'

@@ -59,5 +59,10 @@ class TaskSection(Section):
         return self.kind in BUILT_IN
 
     @property
+    def is_sql(self) -> bool:
+        """Whether answers are SQL for a silo's database."""
+        return self.kind == "sql"
+
+    @property
     def score_label(self) -> str:
         return SCORE_LABELS.get(self.score, self.score.replace("_", " "))
