@@ -218,6 +218,10 @@ site: $(SITE)/.installed ## Build the pages as a site; a link that leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --config-file ops/mkdocs.yml --site-dir '$(abspath $(OUT))'
 	@echo "the site is in $(OUT): python3 -m http.server --bind 127.0.0.1 --directory '$(OUT)'"
 
+.PHONY: notebooks
+notebooks: $(INSTALLED) ## Execute the notebooks of ops/notebooks whole, in some fifteen minutes; ARGS='-k first' narrows it
+	@LORICA_WHOLE_NOTEBOOKS=1 $(BIN)/python -m pytest --timeout 0 tests/end_to_end/test_notebooks.py $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output
 	rm -rf $(VENV) $(AUDIT) $(SITE) site demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

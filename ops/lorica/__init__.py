@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from lorica import secure_aggregation
+    from lorica.demo.silos.silos import write_silos
     from lorica.experiments.definition import Study
     from lorica.experiments.run import run_study as experiment
     from lorica.simulation.run import silos_in, simulate
@@ -67,6 +68,7 @@ __all__ = [
     "silos_in",
     "simulate",
     "trimmed_mean",
+    "write_silos",
 ]
 
 _WHERE: Final = {
@@ -91,6 +93,7 @@ _WHERE: Final = {
     "silos_in": "lorica.simulation.run:silos_in",
     "simulate": "lorica.simulation.run:simulate",
     "trimmed_mean": "lorica_coordinator.aggregation.trimmed_mean:trimmed_mean",
+    "write_silos": "lorica.demo.silos.silos:write_silos",
 }
 """A module, or `module:name`."""
 

@@ -9,8 +9,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from lorica.commands import bench_commands, demo_commands
 from lorica_security.console.terminal import list_whole_summaries, terminal
-from lorica_security.errors import ConfigurationError, LoricaError, exit_code
+from lorica_security.errors import LoricaError, exit_code
 from lorica_security.host.program import begin_program
 from lorica_security.host.software_version import software_version
 from silo_wire.tls import leave_tls_1_3_alone
@@ -61,31 +62,14 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything the demo leaves.")] = Path("demo-out"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the generated silos and of the plan.")] = 1,
-    values: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="A value of the plan, such as wire.update=bfloat16; repeatable."
-        ),
-    ] = None,
-    secure: Annotated[bool, typer.Option("--secure", help="Under secure aggregation.")] = False,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            "--epsilon", min=0.1, help="Under record-level differential privacy with this epsilon.", show_default=False
-        ),
-    ] = None,
-    labels: Annotated[
-        str, typer.Option(help="half: two of the four silos have no labels, and learn from a teacher.")
-    ] = "",
-) -> None:
-    """Generate four silos, run one coordinator and four agents over mutual TLS, and show them learn."""
-    from lorica.demo.run import run_demo
-
-    run_demo(out, seed=seed, values=values or (), secure=secure, epsilon=epsilon, labels=labels, console=terminal())
+app.command(name="try")(demo_commands.try_)
+app.command(name="demo")(demo_commands.demo)
+app.command(name="silos")(demo_commands.silos)
+app.command(name="bench")(bench_commands.bench)
+app.command(name="bench-secagg")(bench_commands.bench_secagg)
+app.command(name="bench-dp")(bench_commands.bench_dp)
+app.command(name="bench-sums")(bench_commands.bench_sums)
+app.command(name="bench-simulation")(bench_commands.bench_simulation)
 
 
 @app.command(name="simulate")
@@ -217,167 +201,6 @@ def experiment(
     of_data = file.parent if data is None else data
     console = terminal()
     print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, shard=part, console=console))
-
-
-@app.command()
-def silos(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
-    seed: Annotated[int, typer.Option(min=0, help="Of questions and rows.")] = 1,
-) -> None:
-    """Write the demo's four generated silos, data and database, to try agents with: DIR/hospital, clinic, bank,
-    insurer."""
-    from lorica.demo.silos.silos import SILOS, write_silo
-
-    for silo in SILOS:
-        write_silo(folder / silo.name, silo, seed=seed)
-        print(folder / silo.name)
-
-
-@app.command()
-def bench(
-    silos: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")
-    ] = None,
-    parameters: Annotated[
-        list[int] | None,
-        typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds that count, after one that does not; 1: the first of all, alone.")
-    ] = 3,
-    wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
-    peer: Annotated[
-        str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")
-    ] = "",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
-) -> None:
-    """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
-    from lorica.bench import private_loopback
-    from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peer, run_bench
-
-    if wire not in ("float32", "bfloat16"):
-        raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
-    choice = Choice(
-        silos=silos or SILOS,
-        parameters=parameters or PARAMETERS,
-        rounds=rounds,
-        wire="float32" if wire == "float32" else "bfloat16",
-        peer=peer or None,
-        work=work.absolute(),
-        out=out,
-    )
-    console = terminal()
-    install_peer(choice, console)
-    if not private_loopback.enter():
-        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
-    run_bench(choice, console)
-
-
-@app.command()
-def bench_secagg(
-    silos: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=3, help="Number of silos; repeatable. Default: 3, 8, 16, 32, the latter two without whole rounds."
-        ),
-    ] = None,
-    parameters: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=2_000_000, help="Parameters of the model; repeatable. Default: T5-base; with a peer 2 M, 25 M."
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=0, help="Whole rounds that count, after one that does not; 0: the masks alone.")
-    ] = 2,
-    peer: Annotated[str, typer.Option(help="Also run flwr's SecAgg+, from PyPI; with 3 silos unless --silos.")] = "",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder for models, vectors and peers' environments.")] = Path(".bench"),
-) -> None:
-    """Measure secure aggregation: what masks cost a silo and the coordinator, alone and in whole rounds."""
-    from lorica.bench import private_loopback
-    from lorica.bench.masked.run import choice, install_peer, run_bench_secagg
-
-    chosen = choice(silos=silos, parameters=parameters, rounds=rounds, peer=peer or None, work=work.absolute(), out=out)
-    console = terminal()
-    install_peer(chosen, console)
-    if not private_loopback.enter() and rounds:
-        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
-    run_bench_secagg(chosen, console)
-
-
-@app.command()
-def bench_dp(
-    size: Annotated[
-        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini and small.")
-    ] = None,
-    way: Annotated[
-        list[str] | None, typer.Option(help="plain, ghost, hooks, loop, or with -lora; repeatable. Default: all.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
-    physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
-) -> None:
-    """Measure private training beside plain training: time of a step, noise apart, and peak memory."""
-    from lorica.bench.private.run import choice, run_bench_dp
-
-    chosen = choice(
-        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
-    )
-    run_bench_dp(chosen, terminal())
-
-
-@app.command()
-def bench_sums(
-    device: Annotated[
-        list[str] | None, typer.Option(help="cpu or cuda; repeatable. Default: cpu, and cuda where a GPU is.")
-    ] = None,
-    optimizer: Annotated[
-        list[str] | None, typer.Option(help="sgd, with momentum, or adam; repeatable. Default: both.")
-    ] = None,
-    silos: Annotated[int, typer.Option(min=1, help="Updates of the round.")] = 4,
-    parameters: Annotated[int, typer.Option(min=1, help="Of the model; default: T5-base's.")] = 222_903_552,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each is done; the median counts.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder for models and spools.")] = Path(".bench"),
-) -> None:
-    """Measure the coordinator's aggregation on the CPU and on a GPU: seconds, and whether bits differ."""
-    import torch
-
-    from lorica.bench.sums import OPTIMIZERS, Choice, run_bench_sums
-
-    chosen = Choice(
-        devices=device or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])],
-        optimizers=optimizer or OPTIMIZERS,
-        silos=silos,
-        parameters=parameters,
-        repeats=repeats,
-        work=work.absolute(),
-        out=out,
-    )
-    run_bench_sums(chosen, terminal())
-
-
-@app.command()
-def bench_simulation(
-    size: Annotated[
-        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini, tiny and compact.")
-    ] = None,
-    largest: Annotated[int, typer.Option(min=4, help="Training examples of the largest of the eight silos.")] = 256,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one and before one that do not.")] = 3,
-    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its default.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
-    work: Annotated[Path, typer.Option(help="Folder for the simulations.")] = Path(".bench"),
-) -> None:
-    """Measure simulated rounds: examples a second, and what share of the time is neither forward nor backward."""
-    from lorica.bench.simulation.run import SIZES, Choice, run_bench_simulation
-
-    chosen = Choice(sizes=size or SIZES, largest=largest, rounds=rounds, threads=threads, work=work.absolute(), out=out)
-    run_bench_simulation(chosen, terminal())
 
 
 @app.command(name="privacy-utility")

@@ -80,9 +80,10 @@ class Federation:
         self.processes.start("coordinator", "lorica_coordinator.cli", ["serve", *arguments], self._environment)
         self.view().wait_until_serving(self.processes.check, LONGEST_S)
 
-    def start_agent(self, silo: str, *, extra: Mapping[str, str] | None = None) -> None:
+    def start_agent(self, silo: str, *more: str, extra: Mapping[str, str] | None = None) -> None:
+        """`more`: further arguments."""
         environment = {**self._of(silo), **(extra or {})}
-        self.processes.start(silo, "silo_agent.cli", ["start", "--data", str(self.data[silo])], environment)
+        self.processes.start(silo, "silo_agent.cli", ["start", "--data", str(self.data[silo]), *more], environment)
 
     def _of(self, silo: str) -> dict[str, str]:
         return {**self._environment, "LORICA_SILO_DIR": str(self.root / "agents" / silo)}

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from lorica.cli import app
-from lorica.demo.nearest_neighbour import nearest_neighbour_answers
 from lorica.demo.silos.silos import SILOS, Record, Splits, fill_database, questions, schema, write_silo
 from lorica.demo.silos.specification import Shape, SiloSpecification, Table, key, text
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import silo_name
 from silo_agent.training.data.text_to_sql_data import load_silo_data
+from tests.support.nearest_neighbour import nearest_neighbour_answers
 
 SEEDS = (0, 1, 7)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lorica.demo.run import Layout
+from lorica.demo.federation import Layout
 from lorica.demo.scoring import Score
 from lorica.privacy_utility import joint as study
 from lorica.privacy_utility.joint import PARTS, WAYS, run_joint

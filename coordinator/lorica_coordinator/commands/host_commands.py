@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from lorica_coordinator.commands.command_line import (
     say,
 )
 from lorica_coordinator.commands.completion import plan_names
-from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, new_plan
+from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, assignments, new_plan
 from lorica_coordinator.commands.silo_commands import warn_of
 from lorica_coordinator.edges.check.told_address import own_hosts
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
@@ -63,6 +63,12 @@ def init(
         typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
     ] = None,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A value of that plan, such as schedule.rounds=40; repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Make a coordinator: its authority, its keys, federation.toml, an empty state."""
     folder = CoordinatorFolder(directory.absolute())
@@ -79,6 +85,7 @@ def init(
             "nobody is asked for a token: give --status-host as well, or leave it out"
         )
     name = federation_name(federation or _name_from(folder.root.name))
+    chosen = _values_of_the_plan(values or (), name, with_plan=plan)
     text = settings_text(
         name,
         host or own_hosts(),
@@ -102,10 +109,23 @@ def init(
     say(f"federation {name} is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}")
     if plan:
         say("making the plan 'default' (a small model from scratch) ...")
-        new_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE)
+        new_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE, overrides=chosen)
     settings = coordinator.settings
     warn_of(settings.public.hosts[0], settings.public_silos_port)
     say("next: coordinator invite SILO, for each; then coordinator serve")
+
+
+def _values_of_the_plan(values: Sequence[str], federation: str, *, with_plan: bool) -> dict[str, object]:
+    """Raises ConfigurationError for values that no plan may have, or that there is no plan for, before anything is
+    made."""
+    if values and not with_plan:
+        raise ConfigurationError("--set is of the plan that --no-plan leaves out: give one of the two")
+    chosen = assignments(values)
+    if chosen:
+        from lorica_coordinator.plans.plan_folder import require_valid
+
+        require_valid(name=DEFAULT_PLAN, federation=federation, preset="default", seed=0, overrides=chosen)
+    return chosen
 
 
 def serve_command(

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,7 @@ def plan_new(
         seed=seed,
         vocabulary=vocabulary,
         tokenizer_text=tokenizer_text,
-        overrides=dict(_assignment(item) for item in values or ()),
+        overrides=assignments(values or ()),
     )
     _print_forecast(plan)
     say(
@@ -195,6 +196,11 @@ def new_plan(
 def _print_forecast(plan: Plan) -> None:
     for line in forecast(plan):
         say(line)
+
+
+def assignments(values: Sequence[str]) -> dict[str, object]:
+    """Of `--set KEY=VALUE`, by key; the last one of a key counts. Raises ConfigurationError for anything else."""
+    return dict(map(_assignment, values))
 
 
 def _assignment(text: str) -> tuple[str, object]:

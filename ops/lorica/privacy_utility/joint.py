@@ -15,8 +15,9 @@ from typing import Final
 
 from rich.console import Console
 
+from lorica.demo.federation import Layout
 from lorica.demo.plan import private_values
-from lorica.demo.run import Layout, write_private_silos
+from lorica.demo.run import write_private_silos
 from lorica.privacy_utility.answers import Answers
 from lorica.privacy_utility.comparison import comparison_table, comparisons
 from lorica.privacy_utility.rows import EIGHT, TODAY, Row, keep, read_rows

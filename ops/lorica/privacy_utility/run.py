@@ -18,8 +18,9 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
+from lorica.demo.federation import Layout, Outcome, Scene, prepare, run_federation
 from lorica.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
-from lorica.demo.run import Layout, Outcome, Scene, prepare, run_federation, spent, write_private_silos
+from lorica.demo.run import spent, write_private_silos
 from lorica.privacy_utility.answers import Answers
 from lorica.privacy_utility.comparison import VARIANTS, comparison_table, comparisons
 from lorica.privacy_utility.rows import QUERY_LOGS, TODAY, Row, by_epsilon, keep, read_rows

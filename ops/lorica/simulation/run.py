@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
+from lorica.event_loop import to_its_end
 from lorica.hostile.named import Hostility
 from lorica.simulation import disk
 from lorica.simulation.direct_coordinator import DirectCoordinator, SharedModels
@@ -119,7 +120,7 @@ def simulate(
     parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy, kept
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
-        done = asyncio.run(_Simulation(*parts).run())
+        done = to_its_end(_Simulation(*parts).run())
     write(out, done)
     return done
 

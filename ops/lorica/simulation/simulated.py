@@ -36,6 +36,11 @@ class Simulated:
     seconds: float
     losses: Mapping[SiloName, Sequence[tuple[int, float]]]
 
+    def export(self, target: Path) -> None:
+        """Write the best model, by MicroAvg, to the new folder `target`, as `coordinator export` does; raises
+        ConfigurationError where `target` is there, StateError where no round has ended."""
+        self.coordinator.export(self.plan, self.best, target)
+
 
 def write(out: Path, done: Simulated) -> None:
     """Both files, in the folder `out`; raises StorageError."""

@@ -20,6 +20,7 @@ from lorica.demo.silos.hospital import HOSPITAL
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.specification import SQL_TYPE_KINDS, Column, Shape, SiloSpecification, Value
 from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import SiloName, silo_name
 
 SILOS = (HOSPITAL, CLINIC, BANK, INSURER)
 
@@ -208,3 +209,14 @@ def write_silo(folder: Path, silo: SiloSpecification, *, seed: int, splits: Spli
     (folder / "schema.json").write_text(json.dumps(schema(silo), indent=1) + "\n", encoding="utf-8")
     with closing(sqlite3.connect(database)) as connection:
         fill_database(silo, connection, seed=seed)
+
+
+def write_silos(folder: Path, *, seed: int = 1) -> dict[SiloName, Path]:
+    """All of SILOS, each in a folder of its name below `folder`; by name, as a simulation takes them.
+
+    Raises ConfigurationError where one is there already.
+    """
+    places = {silo_name(silo.name): folder / silo.name for silo in SILOS}
+    for silo in SILOS:
+        write_silo(places[silo_name(silo.name)], silo, seed=seed)
+    return places

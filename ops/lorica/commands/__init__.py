@@ -1,0 +1,1 @@
+"""The commands of `lorica`, by what they are for."""

@@ -1,0 +1,151 @@
+"""`lorica bench` and its kind: what a round, masks, privacy, sums and simulations cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorica_security.console.terminal import terminal
+from lorica_security.errors import ConfigurationError
+
+
+def bench(
+    silos: Annotated[
+        list[int] | None, typer.Option(min=1, help="Number of silos; repeatable. Default: 2, 4, 8.")
+    ] = None,
+    parameters: Annotated[
+        list[int] | None,
+        typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds that count, after one that does not; 1: the first of all, alone.")
+    ] = 3,
+    wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
+    peer: Annotated[
+        str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
+) -> None:
+    """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
+    from lorica.bench import private_loopback
+    from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peer, run_bench
+
+    if wire not in ("float32", "bfloat16"):
+        raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
+    choice = Choice(
+        silos=silos or SILOS,
+        parameters=parameters or PARAMETERS,
+        rounds=rounds,
+        wire="float32" if wire == "float32" else "bfloat16",
+        peer=peer or None,
+        work=work.absolute(),
+        out=out,
+    )
+    console = terminal()
+    install_peer(choice, console)
+    if not private_loopback.enter():
+        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
+    run_bench(choice, console)
+
+
+def bench_secagg(
+    silos: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=3, help="Number of silos; repeatable. Default: 3, 8, 16, 32, the latter two without whole rounds."
+        ),
+    ] = None,
+    parameters: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=2_000_000, help="Parameters of the model; repeatable. Default: T5-base; with a peer 2 M, 25 M."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Whole rounds that count, after one that does not; 0: the masks alone.")
+    ] = 2,
+    peer: Annotated[str, typer.Option(help="Also run flwr's SecAgg+, from PyPI; with 3 silos unless --silos.")] = "",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models, vectors and peers' environments.")] = Path(".bench"),
+) -> None:
+    """Measure secure aggregation: what masks cost a silo and the coordinator, alone and in whole rounds."""
+    from lorica.bench import private_loopback
+    from lorica.bench.masked.run import choice, install_peer, run_bench_secagg
+
+    chosen = choice(silos=silos, parameters=parameters, rounds=rounds, peer=peer or None, work=work.absolute(), out=out)
+    console = terminal()
+    install_peer(chosen, console)
+    if not private_loopback.enter() and rounds:
+        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
+    run_bench_secagg(chosen, console)
+
+
+def bench_dp(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini and small.")
+    ] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="plain, ghost, hooks, loop, or with -lora; repeatable. Default: all.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
+    physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+) -> None:
+    """Measure private training beside plain training: time of a step, noise apart, and peak memory."""
+    from lorica.bench.private.run import choice, run_bench_dp
+
+    chosen = choice(
+        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
+    )
+    run_bench_dp(chosen, terminal())
+
+
+def bench_sums(
+    device: Annotated[
+        list[str] | None, typer.Option(help="cpu or cuda; repeatable. Default: cpu, and cuda where a GPU is.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, typer.Option(help="sgd, with momentum, or adam; repeatable. Default: both.")
+    ] = None,
+    silos: Annotated[int, typer.Option(min=1, help="Updates of the round.")] = 4,
+    parameters: Annotated[int, typer.Option(min=1, help="Of the model; default: T5-base's.")] = 222_903_552,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each is done; the median counts.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models and spools.")] = Path(".bench"),
+) -> None:
+    """Measure the coordinator's aggregation on the CPU and on a GPU: seconds, and whether bits differ."""
+    import torch
+
+    from lorica.bench.sums import OPTIMIZERS, Choice, run_bench_sums
+
+    chosen = Choice(
+        devices=device or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])],
+        optimizers=optimizer or OPTIMIZERS,
+        silos=silos,
+        parameters=parameters,
+        repeats=repeats,
+        work=work.absolute(),
+        out=out,
+    )
+    run_bench_sums(chosen, terminal())
+
+
+def bench_simulation(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini, tiny and compact.")
+    ] = None,
+    largest: Annotated[int, typer.Option(min=4, help="Training examples of the largest of the eight silos.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one and before one that do not.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its default.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for the simulations.")] = Path(".bench"),
+) -> None:
+    """Measure simulated rounds: examples a second, and what share of the time is neither forward nor backward."""
+    from lorica.bench.simulation.run import SIZES, Choice, run_bench_simulation
+
+    chosen = Choice(sizes=size or SIZES, largest=largest, rounds=rounds, threads=threads, work=work.absolute(), out=out)
+    run_bench_simulation(chosen, terminal())
