@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,10 @@ def test_whatever_others_chose_is_a_name_and_a_finite_number(values: Mapping[str
     assert 0 <= instant(seconds) < 253_402_300_800
 
 
-@given(name=names, of=names, plan=st.text("0123456789abcdef", min_size=64, max_size=64))
+paths = st.text("./-a", max_size=12)
+
+
+@given(name=names | paths, of=names | paths, plan=st.text("0123456789abcdef", min_size=64, max_size=64))
 def test_the_folder_of_a_run_stays_where_runs_are(name: str, of: str, plan: str) -> None:
     title = Run(plan=plan, name=name, of=of, federation="north").title
     assert (Path("/runs") / title).resolve().parent == Path("/runs")
@@ -231,7 +235,7 @@ def test_a_killed_tracker_goes_on_and_each_round_is_in_the_file_once(
     first.close()
     os.truncate(path, data.draw(st.integers(0, path.stat().st_size), label="cut at"))
     second = JsonLines(path)
-    second.take(POINTS)
+    second.take([replace(one, values={}) for one in POINTS])  # shorter than what may be left of a line
     assert second.take(POINTS) == 0
     second.close()
     assert keys_in(path) == [(one.round, one.attempt) for one in POINTS]
