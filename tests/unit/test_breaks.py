@@ -30,6 +30,7 @@ SUBJECTS = {
     "scores",
     "silo_noise",
     "tasks",
+    "tracking",
     "units",
     "views",
     "weight",
