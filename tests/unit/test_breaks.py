@@ -17,6 +17,7 @@ SUBJECTS = {
     "certificates",
     "clipping",
     "drift",
+    "family",
     "jail",
     "joint",
     "ledger",

@@ -110,10 +110,10 @@ The output is SQL, at most {training.max_output_tokens} tokens.
 SQL that a model wrote may be wrong or harmful: run it read-only, with a time limit.
 
 ```python
-from transformers import AutoTokenizer, T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = T5ForConditionalGeneration.from_pretrained("DIR")
+model = AutoModelForSeq2SeqLM.from_pretrained("DIR")
 question = tokenizer("how many patients are there ?", return_tensors="pt")
 ids = model.generate(**question, max_new_tokens={training.max_output_tokens})
 print(tokenizer.decode(ids[0], skip_special_tokens=True))
