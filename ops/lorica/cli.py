@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from lorica.commands import bench_commands, demo_commands
+from lorica.commands import bench_commands, demo_commands, track_command
 from lorica_security.console.terminal import list_whole_summaries, terminal
 from lorica_security.errors import LoricaError, exit_code
 from lorica_security.host.program import begin_program
@@ -65,6 +65,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 app.command(name="try")(demo_commands.try_)
 app.command(name="demo")(demo_commands.demo)
 app.command(name="silos")(demo_commands.silos)
+app.command(name="track")(track_command.track)
 app.command(name="bench")(bench_commands.bench)
 app.command(name="bench-secagg")(bench_commands.bench_secagg)
 app.command(name="bench-dp")(bench_commands.bench_dp)

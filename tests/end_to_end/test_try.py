@@ -1,6 +1,7 @@
 """`lorica try`, as somebody types it who has just installed it: the page that it opens answers, each command that it
-prints works, and Ctrl-C leaves nothing behind."""
+prints works, and Ctrl-C leaves nothing behind. Here with labels at half of the silos, as `make demo LABELS=half`."""
 
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from lorica.demo import guide
+from lorica.demo.half_labels import BRANCHES, LABELLED
 from lorica.demo.observer import FederationView
 from lorica.demo.processes import environment
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
@@ -26,7 +28,7 @@ from tests.support.waiting import until
 LONGEST_S = 300.0
 NOTHING_TO_RUN = 7
 """Exit code of `silo-agent ask` where the model, after one round, writes what is no SQL."""
-SHORT = ("schedule.rounds=1", "evaluation.every=0", "evaluation.initial=false", "training.max_output_tokens=16")
+SHORT = ("schedule.rounds=2", "evaluation.every=0", "training.max_output_tokens=16")
 MODULES = {"coordinator": "lorica_coordinator.cli", "silo-agent": "silo_agent.cli", "lorica": "lorica.cli"}
 PLACEHOLDERS = ("data of your own", "two hosts")
 AGAIN = ("the same under masks", "the same under differential privacy")
@@ -74,7 +76,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
     values = [argument for value in SHORT for argument in ("--set", value)]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
-            in_the_background(sys.executable, "-m", "lorica.cli", "try", "--stay", *values),
+            in_the_background(sys.executable, "-m", "lorica.cli", "try", "--labels", "half", "--stay", *values),
             cwd=place,
             env=environment(BROWSER=str(browser)),
             stdin=subprocess.DEVNULL,
@@ -98,6 +100,24 @@ def test_it_opens_the_page_of_the_federation_that_runs(tried: Tried) -> None:
         assert page.status == 200
 
 
+def test_silos_without_labels_have_none_and_take_their_turn(tried: Tried) -> None:
+    """And the same plan without them is beside it, of as many rounds on labels."""
+    out = tried.place / "lorica-try"
+    for branch in BRANCHES:
+        texts = [file.read_text(encoding="utf-8") for file in (out / "silos" / branch).glob("*.jsonl")]
+        assert texts
+        assert not any('"query"' in text for text in texts)
+    folder = Coordinator.load(CoordinatorFolder(out / "coordinator"))
+    _, records = FederationView(folder.operator_access()).look()
+    took_part = [{it.silo for it in record.silos if it.outcome == "committed"} for record in records if record.round]
+    assert took_part == [set(LABELLED), set(BRANCHES)]
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert set(summary["silos"]) == set(summary["without_branches"]) == {*LABELLED, *BRANCHES}
+    without = [json.loads(line) for line in (out / "without-branches" / "run" / "rounds.jsonl").open(encoding="utf-8")]
+    assert max(row["round"] for row in without) == 1
+    assert "learn from a teacher" in tried.said
+
+
 def test_each_command_that_it_prints_works(tried: Tried) -> None:
     """In the folder where it was typed, one after the other; the last one trains by another plan."""
     steps = {purpose: command for purpose, command in tried.steps.items() if purpose not in (*PLACEHOLDERS, *AGAIN)}
@@ -117,7 +137,7 @@ def test_each_command_that_it_prints_works(tried: Tried) -> None:
         assert done.returncode in (0, NOTHING_TO_RUN if purpose == "ask the model" else 0), f"{command}: {done.stderr}"
         said[purpose] = done.stdout
     assert "applied" in said["see each round"]
-    assert "hospital" in said["see what left that silo"]
+    assert "bank" in said["see what left that silo"]
     assert "plan mine" in said["train by a plan of your own"]
     view = FederationView(
         Coordinator.load(CoordinatorFolder(tried.place / "lorica-try" / "coordinator")).operator_access()

@@ -1,5 +1,5 @@
-"""Where the tools are that look at ops/compose and ops/helm: in the environment of `make deployment-tools`, else on the
-path."""
+"""Where tools of other environments are: those that look at ops/compose and ops/helm in that of `make deployment-tools`,
+else on the path; MLflow and TensorBoard in that of `make tracking-tools`."""
 
 import os
 import shutil
@@ -15,4 +15,12 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=f"{sys.prefix}-audit/bin{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         pytest.skip(f"{name} {WHY_NOT}")
+    return found
+
+
+def tracking_tool(name: str) -> str:
+    """As `tool`."""
+    found = shutil.which(name, path=f"{sys.prefix}-tracking/bin")
+    if found is None:
+        pytest.skip(f"{name} is not here: make tracking-tools")
     return found

@@ -21,6 +21,7 @@ from lorica.demo.silos.query_log import DEV, query_log
 from lorica.demo.silos.silos import Record, Splits, write_silo
 from lorica.demo.warm_start import write_textbook_start
 from lorica.simulation.run import silos_in, simulate
+from lorica_coordinator.commands.plan_commands import assignments
 from lorica_coordinator.plans.model_source import FolderModel
 from lorica_coordinator.plans.plan_folder import create_plan
 from lorica_security.console.terminal import show_table
@@ -33,6 +34,8 @@ NAMES: Final = (*LABELLED, *BRANCHES)
 PAIRS: Final = 8
 """Of rounds: one of the silos with labels, and one of the branches."""
 _NAMED: Final = "semi_supervised.unlabelled"
+_COUNTED: Final = ("schedule.rounds", "evaluation.every")
+"""In rounds."""
 _QUESTIONS: Final = {"labelled": 200, "branch": 400}
 _DEV: Final = 40
 _TEST: Final = 70
@@ -137,18 +140,28 @@ def judged_on(silos: Path, kept: Path) -> Mapping[str, Path]:
     return {name: (kept if name in BRANCHES else silos) / name for name in NAMES}
 
 
-def without_branches(work: Path, silos: Path, warm_start: Path, data: Mapping[str, Path], *, seed: int) -> Scores:
-    """What the same plan comes to, simulated in `work`, where the branches train in no round."""
+def without_branches(
+    work: Path, silos: Path, warm_start: Path, data: Mapping[str, Path], *, seed: int, values: Sequence[str] = ()
+) -> Scores:
+    """What the same plan comes to, simulated in `work`, where the branches train in no round. `values` are the user's
+    KEY=VALUE of the plan with branches."""
     create_plan(
         work / "plans",
         name="without",
         federation="demo",
         source=FolderModel(warm_start),
         seed=seed,
-        overrides=overrides(teacher=False),
+        overrides={**overrides(teacher=False), **_of_half_the_rounds(assignments(values))},
     )
     simulated = simulate(work / "plans" / "without", silos_in(silos), work / "run", device="cpu", threads=1)
     return score_simulated(simulated, data)
+
+
+def _of_half_the_rounds(values: Mapping[str, object]) -> Mapping[str, object]:
+    """The user's values where every second round is left out, and the teacher with it."""
+    kept = {key: value for key, value in values.items() if not key.startswith("semi_supervised.")}
+    counted = {key: -(-count // 2) for key in _COUNTED if isinstance(count := kept.get(key), int)}
+    return {key: value for key, value in kept.items() if key != "schedule.min_silos"} | counted
 
 
 def show(console: Console, after: Mapping[str, Score], without: Mapping[str, Score]) -> None:

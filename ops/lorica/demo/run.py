@@ -93,7 +93,7 @@ def run_demo(
         _write_summary(place, summary)
         _show_result(console, names, summary)
         if labels:
-            _show_what_branches_bring(console, place, outcome, judged, summary, seed=seed)
+            _show_what_branches_bring(console, place, outcome, judged, summary, seed=seed, values=values)
         if epsilon is not None:
             _show_privacy(console, place, names, summary)
         _answer(console, place, names)
@@ -136,11 +136,12 @@ def _show_what_branches_bring(
     summary: dict[str, Any],
     *,
     seed: int,
+    values: Sequence[str],
 ) -> None:
     """Beside the same plan without them, which is simulated."""
     with console.status("simulating the same plan without the branches, to compare"):
         without = half_labels.without_branches(
-            place.out / "without-branches", place.out / "silos", place.warm_start, judged, seed=seed
+            place.out / "without-branches", place.out / "silos", place.warm_start, judged, seed=seed, values=values
         )
     half_labels.show(console, outcome.after, without)
     summary["without_branches"] = {name: score.exact_match for name, score in without.items()}

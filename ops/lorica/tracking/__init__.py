@@ -1,0 +1,1 @@
+"""Rounds in the tools that ML engineers compare runs with: JSON lines, TensorBoard, MLflow."""
