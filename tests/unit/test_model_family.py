@@ -34,6 +34,7 @@ from silo_wire.model_folders.folder_tokenizer import byte_tokenizer
 from silo_wire.model_folders.model_folder import prepared
 from silo_wire.model_folders.t5_config import FAMILY, NO_CONFIGURATION, model_class, scales_output, t5_config
 from silo_wire.model_folders.t5_form import MODEL_TYPES, NOT_TAKEN, t5_values
+from silo_wire.model_folders.tokenizer_parts import odd_parts
 from silo_wire.plans.adapters import AdaptersSection, adapter_layout
 from silo_wire.plans.plan import Plan, PlanBundle
 from tests.support.coordinator_edges import A, B, C, Workplace, content_of, make_plan, stored_vector
@@ -83,6 +84,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_silo_finds_the_plans_model_in_its_own_copy(made: Made) -> None:
     assert compare(made.place.bundle, made.folder) == ()
     files = made.place.bundle.files
+    assert list(odd_parts(files)) == [], "its tokenizer goes with masks"
     assert json.loads(files["config.json"])["model_type"] == made.member.model_type
     assert ("lm_head.weight" in {it.name for it in made.place.layout.tensors}) == made.member.untied
 
