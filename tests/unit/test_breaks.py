@@ -31,6 +31,7 @@ SUBJECTS = {
     "scores",
     "silo_noise",
     "tasks",
+    "studies",
     "tracking",
     "units",
     "views",
