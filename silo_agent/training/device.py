@@ -1,6 +1,7 @@
 """Where training runs: device, threads and arithmetic, from the silo's own settings and the plan's precision."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,3 +49,17 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     else:
         wanted = precision == "bfloat16"
     return torch.autocast(device.type, dtype=torch.bfloat16) if wanted else nullcontext()
+
+
+@contextmanager
+def computed_again(model: Any, *, wanted: bool) -> Iterator[None]:
+    """While this is open and `wanted`, each layer of `model` in training keeps what entered it alone, and is computed
+    again on the way back (Chen et al. 2016, arXiv 1604.06174). Dropout draws the same again."""
+    if not wanted:
+        yield
+        return
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()

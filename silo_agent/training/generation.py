@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.model.model import ADAPTER, T5
+from silo_wire.model_folders.t5_config import scales_output
 
 _LOWEST = torch.finfo(torch.float32).min
 _CACHE_STEP = 32
@@ -106,8 +107,14 @@ def _one_by_one(
     decoder = model.get_decoder()
     rows, heads, width = encoded.shape[0], config.num_heads, config.d_kv
     layers = [_prepared(block, encoded, heads, width) for block in decoder.block]
-    # The bias depends on the distance alone: column j of step t is the value at distance t - j.
-    bias = decoder.block[0].layer[0].SelfAttention.compute_bias(1, max_new_tokens, past_seen_tokens=max_new_tokens - 1)
+    # The bias depends on the distance alone: column j of step t is the value at distance t - j. T5's layers share that
+    # of the first, umT5's have one each.
+    biases = [
+        attention.compute_bias(1, max_new_tokens, past_seen_tokens=max_new_tokens - 1)
+        for attention in (block.layer[0].SelfAttention for block in decoder.block)
+        if attention.has_relative_attention_bias
+    ]
+    biases *= len(layers) // len(biases)
     padding = torch.zeros(attention_mask.shape, device=encoded.device).masked_fill_(attention_mask == 0, _LOWEST)
     padding = padding[:, None, None, :]
     answers: list[list[int]] = [[] for _ in range(rows)]
@@ -117,10 +124,10 @@ def _one_by_one(
         if should_stop():
             raise TrainingStopped
         hidden = decoder.embed_tokens(latest)
-        for layer in layers:
+        for layer, bias in zip(layers, biases, strict=True):
             hidden = _step(layer, hidden, step, bias[..., max_new_tokens - 1 - step :], padding, heads, width)
         hidden = decoder.final_layer_norm(hidden)
-        if config.scale_decoder_outputs:
+        if scales_output(config):
             hidden = hidden * config.d_model**-0.5
         latest = chosen_of(model.lm_head(hidden))
         going = []

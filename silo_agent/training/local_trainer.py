@@ -20,7 +20,7 @@ from torch import nn
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.checkpoint import CheckpointFile, TrainingState
 from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches
-from silo_agent.training.device import autocast
+from silo_agent.training.device import autocast, computed_again
 from silo_agent.training.draws import Seed, begin_all, begun
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.loss_log import LossLog
@@ -83,14 +83,19 @@ def train_locally(
     kept = () if objective is None else objective.kept()
     epoch, step, earlier_s, log = 0, 0, 0.0, LossLog.empty(section.loss_log_steps)
     model.train()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        computed_again(model, wanted=section.gradient_checkpointing),
+    ):
         begin_all(seed)
         if checkpoint is not None and (state := checkpoint.load(device)) is not None:
             _take_over(state, parameters, optimizer, generator, kept)
             epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log
             del state  # or its copy of the parameters would stay
         while step < steps:
-            batches = shuffled_batches(examples, batch_size=section.batch_size, generator=generator)
+            batches = shuffled_batches(
+                examples, batch_size=section.batch_size, generator=generator, grouped=section.length_grouping
+            )
             for start in range(0, len(batches), section.gradient_accumulation)[: steps - step]:
                 group = batches[start : start + section.gradient_accumulation]
                 optimizer.zero_grad()

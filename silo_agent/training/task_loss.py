@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from silo_agent.training.data.batches import IGNORED, Batch
 from silo_agent.training.model.model import T5
+from silo_wire.model_folders.t5_config import scales_output
 
 
 def encoded_inputs(model: T5, batch: Batch) -> torch.Tensor:
@@ -47,6 +48,6 @@ def target_logits(model: T5, batch: Batch, encoded: torch.Tensor | None = None) 
     )[0]
     kept = batch.labels != IGNORED
     hidden = hidden[kept]
-    if config.scale_decoder_outputs:
+    if scales_output(config):
         hidden = hidden * config.d_model**-0.5
     return model.lm_head(hidden).float(), batch.labels[kept]

@@ -29,6 +29,7 @@ HOSTS = {
     "download.pytorch.org",
     "github.com",
     "keepachangelog.com",
+    "mlflow.example.org",
     "pypi.org",
     "semver.org",
     "YOUR-WIKI",

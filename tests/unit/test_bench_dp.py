@@ -13,6 +13,7 @@ from lorica.bench.private.ways import WAYS
 from lorica_security.errors import ConfigurationError, StateError
 from silo_agent.training.data.batches import collate
 from silo_agent.training.private.clipping import clipping
+from silo_wire.plans.sections.training import TrainingSection
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,14 @@ def test_private_beside_plain(tmp_path: Path) -> None:
     assert written[1]["noise_share"] == pytest.approx(ghost.measured.noise_s / ghost.measured.step_s, abs=1e-3)
 
 
+def test_what_differs_of_training_is_a_key_of_plans() -> None:
+    for way in WAYS.values():
+        section = TrainingSection.model_validate(dict(way.training))
+        assert {key for key, value in section.model_dump().items() if value != getattr(TrainingSection(), key)} == set(
+            way.training
+        )
+
+
 def test_a_way_that_fails_is_named() -> None:
     with pytest.raises(StateError, match=r"^micro, plain: .*(?i:device)"):
         run_bench_dp(chosen(device="nowhere"), QUIET)
@@ -77,6 +86,7 @@ def test_gradients_of_what_is_measured_are_those_of_one_example_at_a_time(way: s
 def test_every_way_stands_beside_one_that_is_measured_before_it() -> None:
     names = list(WAYS)
     for name, way in WAYS.items():
+        assert not (way.training and way.backend), "of plain training alone: private training refuses them"
         assert (way.backend is None and name == "plain") or names.index(str(way.beside)) < names.index(name)
 
 

@@ -393,7 +393,7 @@ def test_code_in_a_model_folder_is_neither_run_nor_copied(model_folder: Path, tm
 
 def test_other_model_types_are_refused(model_folder: Path, tmp_path: Path) -> None:
     change_config(model_folder, model_type="bert")
-    with pytest.raises(ConfigurationError, match="model_type 'bert': only t5 is taken"):
+    with pytest.raises(ConfigurationError, match="model_type 'bert': only those of T5 are taken"):
         make_plan(tmp_path, source=FolderModel(model_folder))
 
 

@@ -23,7 +23,7 @@ from lorica_coordinator.plans.model_source import FolderModel, HubModel, write_m
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StorageError
 from silo_agent.training.data.tokenizer import SpecialTokens, TextTokenizer
 from silo_agent.training.model.initial_model import compare
-from silo_wire.model_folders import confined_child, model_folder_read
+from silo_wire.model_folders import confined_child, folder_tokenizer, model_folder_read
 from silo_wire.model_folders.confined import Limits, confined
 from silo_wire.model_folders.model_folder import prepared
 from silo_wire.model_folders.tokenizer_trial import PANIC, try_tokenizer
@@ -226,9 +226,9 @@ def test_pickle_of_an_index_is_not_opened(folder: Path, tmp_path: Path, monkeypa
         write_model(FolderModel(folder), tmp_path, seed=1)
 
 
-@pytest.mark.parametrize("module", ["lorica_coordinator.plans.model_source", "silo_agent.training.model.initial_files"])
+@pytest.mark.parametrize("side", ["coordinator", "silo"])
 def test_a_panic_in_this_very_process_is_a_refusal(
-    origin: Path, bundle: PlanBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+    origin: Path, bundle: PlanBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
 ) -> None:
     """What a folder without tokenizer.json makes is built here, after its files were looked at."""
 
@@ -237,14 +237,13 @@ def test_a_panic_in_this_very_process_is_a_refusal(
         def from_pretrained(*_args: object, **_more: object) -> None:
             raise type(PANIC, (BaseException,), {})("deep inside")
 
-    monkeypatch.setattr(f"{module}.AutoTokenizer", Panics)
+    monkeypatch.setattr(folder_tokenizer, "AutoTokenizer", Panics)
     sides: dict[str, Callable[[], object]] = {
-        "lorica_coordinator": lambda: write_model(FolderModel(origin), tmp_path, seed=1),
-        "silo_agent": lambda: compare(bundle, origin),
+        "coordinator": lambda: write_model(FolderModel(origin), tmp_path, seed=1),
+        "silo": lambda: compare(bundle, origin),
     }
-    reads = sides[module.partition(".")[0]]
     with pytest.raises(ConfigurationError, match="the tokenizers library panicked: deep inside"):
-        reads()
+        sides[side]()
 
 
 def test_a_folder_in_pieces_and_a_snapshot_of_the_hubs_cache_are_taken(origin: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from silo_agent.edges.disk.answers_right import AnswersRight, answers_right
 from silo_agent.edges.personal import personal_keeper
 from silo_agent.edges.personal.own_models import OwnModels
 from silo_agent.edges.personal.own_scores import OwnScores, Scored, own_scores
-from silo_agent.edges.personal.shown import own_models_lines
+from silo_agent.edges.personal.shown import own_models_lines, own_models_page
 from silo_agent.rounds.effects import Activity, JournalActivity
 from silo_agent.service.ports import RoundModel
 from silo_agent.settings import PersonalSection
@@ -468,7 +468,10 @@ def test_scores_are_metrics_on_loopback_alone() -> None:
     parts = scored(exact=3).model_copy(update={"right": {"aggregate": 7, "values": 10}})
     metrics.model_scores(lambda: OwnScores(scores={"local": parts}).numbers)
     assert value("lorica_silo_model_score", {"model": "local", "score": "aggregate"}) == 0.7
-    assert "3 of 10 exact (aggregate 7, values 10)" in own_models_lines(OwnScores(scores={"local": parts}))[0]
+    assert "exact match 3 of 10 (aggregate 7, values 10)" in own_models_lines(OwnScores(scores={"local": parts}))[0]
+    of_summaries = OwnScores(scores={"local": parts}, score="rouge_l")
+    assert "ROUGE-L 3 of 10" in own_models_lines(of_summaries)[0]
+    assert "ROUGE-L" in own_models_page(of_summaries).columns
     missing = value("lorica_silo_model_score", {"model": "global", "score": "exact_match"})
     assert missing is not None
     assert math.isnan(missing)

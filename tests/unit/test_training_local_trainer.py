@@ -11,9 +11,12 @@ from support.tiny_t5 import random_model, vocabulary_size
 from transformers import T5ForConditionalGeneration
 
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
+from silo_agent.training import local_trainer
 from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches, sorted_batches
+from silo_agent.training.device import computed_again
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.local_trainer import accumulate_gradient, train_locally
+from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.work import epochs_begun, optimizer_steps
@@ -292,6 +295,77 @@ def test_batches_mix_lengths_so_that_one_template_does_not_fill_a_batch() -> Non
     means = [sum(len(examples.targets[i]) for i in batch) / len(batch) for batch in batches]
     everything = [len(target) for target in examples.targets]
     assert max(means) - min(means) < (max(everything) - min(everything)) / 2
+
+
+def test_batches_of_similar_lengths_hold_every_example_once_with_less_padding() -> None:
+    examples, generator = encoded(103), torch.Generator().manual_seed(0)
+
+    def padding(batches: list[list[int]]) -> int:
+        lengths = [[len(examples.targets[index]) for index in batch] for batch in batches]
+        return sum(len(batch) * max(batch) - sum(batch) for batch in lengths)
+
+    mixed = shuffled_batches(examples, batch_size=4, generator=generator)
+    first, second = (shuffled_batches(examples, batch_size=4, generator=generator, grouped=8) for _ in range(2))
+    for batches in (first, second):
+        assert sorted(index for batch in batches for index in batch) == list(range(103))
+        assert sorted(map(len, batches)) == [3] + [4] * 25
+    assert first != second
+    assert 2 * padding(first) < padding(mixed)
+    longest = [max(len(examples.targets[index]) for index in batch) for batch in first[:8]]
+    assert longest != sorted(longest, reverse=True), "in random order, not longest first"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_layers_that_are_computed_again_have_the_same_gradients(dropout: float) -> None:
+    """To rounding, with the same dropout; and less is kept for the way back."""
+    kept, gradients = [], []
+    for again in (False, True):
+        trained, held = random_model(num_layers=4, dropout_rate=dropout).train(), 0
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal held
+            held += tensor.numel()
+            return tensor
+
+        with computed_again(trained, wanted=again), torch.random.fork_rng():
+            torch.manual_seed(1)
+            batch = collate(encoded(), range(7), pad=0, device=torch.device("cpu"))
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = summed_loss(trained, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        assert not trained.is_gradient_checkpointing
+        kept.append(held)
+        gradients.append(torch.cat([one.grad.flatten() for one in trained.parameters() if one.grad is not None]))
+    assert float((gradients[0] - gradients[1]).norm()) < 1e-6 * float(gradients[0].norm())
+    assert kept[1] < kept[0] / 4
+
+
+def test_a_plan_has_layers_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def seen(model: Any, *, wanted: bool) -> Any:
+        asked.append(wanted)
+        return computed_again(model, wanted=wanted)
+
+    monkeypatch.setattr(local_trainer, "computed_again", seen)
+    for wanted in (False, True):
+        train(model(), encoded(), section(gradient_checkpointing=wanted))
+    assert asked == [False, True]
+
+
+def test_fused_optimizers_step_as_plain_ones_do() -> None:
+    """AdamW and SGD are always fused: one pass over the parameters in place of one for each operation."""
+    for optimizer, plain in (("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
+        one, other = (torch.nn.Parameter(torch.linspace(-1.0, 1.0, 1000)) for _ in range(2))
+        plan = section(optimizer=optimizer, learning_rate=0.1, weight_decay=0.01)
+        fused, unfused = local_optimizer(plan, [one]), plain([other], lr=0.1, weight_decay=0.01, fused=False)
+        assert fused.defaults["fused"]
+        for step in range(5):
+            one.grad = torch.sin(torch.arange(1000.0) + step)
+            other.grad = one.grad.clone()
+            fused.step()
+            unfused.step()
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_batches_come_longest_first() -> None:

@@ -238,7 +238,7 @@ def test_a_layout_with_a_tensor_too_many_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (b'{"model_type": "bert"}', "model_type 'bert': only t5"),
+        (b'{"model_type": "bert"}', "model_type 'bert': only those of T5"),
         (b"[]", "not a JSON object"),
         (b"{", "not JSON"),
         (config_json(decoder_start_token_id=None), "decoder_start_token_id None"),

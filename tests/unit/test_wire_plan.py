@@ -260,6 +260,48 @@ def test_attack_numbers_by_which_some_silos_leave_float32s_range_and_others_do_n
         Plan.from_toml(toml_of(plan_value(**changes)), "plan.toml")
 
 
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"length_grouping": 8}, r'length_grouping = 8 does not go with \[privacy\] level = "record".*: set it to 1'),
+        (
+            {"gradient_checkpointing": True},
+            r'gradient_checkpointing = true does not go with \[privacy\] level = "record".*: set it to false',
+        ),
+    ],
+)
+def test_attack_what_makes_gradients_of_examples_depend_on_each_other_is_refused(
+    training: dict[str, Any], says: str
+) -> None:
+    """Where the plan is made, and by the silo that reads it."""
+    private = {"level": "record", "noise_multiplier": 1.0}
+    off = {"every": 0, "initial": False, "last": False}
+    value = plan_value(training={"dropout": 0.0, **training}, privacy=private, evaluation=off)
+    with pytest.raises(ConfigurationError, match=says):
+        Plan.from_toml(toml_of(value), "plan.toml")
+    allowed = Plan.model_validate(plan_value(training=training))
+    raw = json.loads(allowed.to_json())
+    assert raw["training"].items() >= training.items()
+    sections = {"privacy": PrivacySection.model_validate(private).model_dump(mode="json"), "evaluation": off}
+    hostile = {key: {**raw.get(key, {}), **values} for key, values in sections.items()}
+    hostile["training"] = {**raw["training"], "dropout": 0.0}
+    with pytest.raises(MalformedMessage, match=says):
+        Plan.from_json(canonical_json({**raw, **hostile}))
+
+
+def test_batches_of_one_length_do_not_go_with_losses_that_are_weights() -> None:
+    value = plan_value(training={"length_grouping": 4, "loss_reduction": "logged"})
+    weighing = {**value.get("aggregation", {}), "weighting": "loss_reduction"}
+    with pytest.raises(ConfigurationError, match=r'length_grouping = 4 does not go with loss_reduction = "logged"'):
+        Plan.from_toml(toml_of({**value, "aggregation": weighing}), "plan.toml")
+    Plan.model_validate({**value, "aggregation": {"weighting": "equal"}})
+
+
+def test_plans_of_before_there_were_settings_of_practice_keep_their_digests() -> None:
+    training = json.loads(Plan.model_validate(plan_value()).to_json())["training"]
+    assert not {"gradient_checkpointing", "length_grouping"} & training.keys()
+
+
 @pytest.mark.parametrize("level", ["none", "silo"])
 def test_attack_a_key_of_lines_that_nothing_is_grouped_by(level: str) -> None:
     """Silos whose lines lack it would decline by name, and no promise hangs on it."""

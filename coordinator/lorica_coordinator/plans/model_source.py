@@ -2,9 +2,9 @@
 
 Whatever the source, the result is the same few files, all of them data: the parameters as one canonical safetensors
 file, config.json, generation_config.json, the tokenizer's files, layout.json. Pickle is never opened, code that a
-folder names is never run, and only `model_type = "t5"` is taken. A folder is read by a process of its own before any
-library sees it (silo_wire.model_folders.model_folder), and a repository's files are fetched only where each is of a
-size that one can have.
+folder names is never run, and only the types of T5's family that t5_form.py names are taken. A folder is read by a
+process of its own before any library sees it (silo_wire.model_folders.model_folder), and a repository's files are
+fetched only where each is of a size that one can have.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ import psutil
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-from transformers import AutoTokenizer, T5ForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar
 
 from lorica_coordinator.vectors import model_file
 from lorica_coordinator.vectors.model_file import MODEL_FILE
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, Unreachable
 from silo_wire.manifest import Layout, Manifest, TensorSpec
+from silo_wire.model_folders.folder_tokenizer import read_tokenizer
 from silo_wire.model_folders.model_folder import ModelFolder, prepared
 from silo_wire.model_folders.model_folder_read import WEIGHTS_NAME
 from silo_wire.model_folders.seeded_model import seeded_t5, sized_config
 from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
-from silo_wire.model_folders.t5_config import t5_config
+from silo_wire.model_folders.t5_config import model_class, t5_config
 from silo_wire.model_folders.tokenizer_trial import require_family, without_panics
 from silo_wire.plans.model_files import CONFIG_FILE, INDEX_FILE, MOST_BYTES
 from silo_wire.plans.sections.model import BUNDLE_FILES, LAYOUT_FILE
@@ -162,7 +162,8 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
     try:
         _require_fit(held, shown)
         with held.laid_out() as folder, without_panics():
-            loaded: Any = T5ForConditionalGeneration.from_pretrained(  # nosec B615  # a folder, never the Hub
+            kind = model_class(t5_config(held.files[CONFIG_FILE]))
+            loaded: Any = kind.from_pretrained(  # nosec B615  # a folder, never the Hub
                 folder,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -171,9 +172,7 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
                 output_loading_info=True,
             )
             model, report = loaded
-            tokenizer = AutoTokenizer.from_pretrained(  # nosec B615
-                folder, trust_remote_code=False, local_files_only=True
-            )
+            tokenizer = read_tokenizer(held, folder)
     except LoricaError:
         raise
     except Exception as error:  # the libraries raise bare Exception, and TypeError for values of another type
@@ -221,7 +220,7 @@ def _require_fit(held: ModelFolder, shown: str) -> None:
             "they do not belong together"
         )
     with torch.device("meta"):
-        model = T5ForConditionalGeneration(config)
+        model: Any = model_class(config)(config)
     expected = {str(name): tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
     if shapes.keys() & _EMBEDDINGS:
         expected = {name: shape for name, shape in expected.items() if name not in _EMBEDDINGS or name in shapes}
@@ -285,7 +284,7 @@ def _wanted(sizes: Mapping[str, int | None], shown: str, folder: Path) -> list[s
 def _write_small(model: Any, tokenizer: Any, folder: Path) -> None:
     """All but the parameters and their layout."""
     tokenizer.save_pretrained(folder)
-    model.config.architectures = [T5ForConditionalGeneration.__name__]
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     generation = model.generation_config
     generation._from_model_config = False  # it is a file of its own from here on

@@ -86,7 +86,8 @@ def bench_dp(
         list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini and small.")
     ] = None,
     way: Annotated[
-        list[str] | None, typer.Option(help="plain, ghost, hooks, loop, or with -lora; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option(help="plain, ghost, loop, or with -lora, -bfloat16, -again, -lengths; repeatable. Default: all."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
     physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,

@@ -23,7 +23,7 @@ def track(
     json_lines: Annotated[Path | None, typer.Option(help="File that gets a line for each round.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for `tensorboard --logdir`.")] = None,
     mlflow: Annotated[
-        str, typer.Option(help="Address of an MLflow server: https://HOST, or http://127.0.0.1:5000.")
+        str, typer.Option(help="Address of an MLflow server: https, or on this machine http://127.0.0.1:5000.")
     ] = "",
     experiment: Annotated[str, typer.Option(help="Its name at the MLflow server.")] = "lorica",
     credentials: Annotated[

@@ -20,6 +20,7 @@ from lorica.documentation.markdown import DOCS, markdown_table
 from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
 from lorica.documentation.semi_supervised_table import semi_supervised_table
 from lorica.documentation.settings_tables import (
+    family_table,
     federation_table,
     plan_model_table,
     plan_table,
@@ -105,6 +106,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "plan-model": plan_model_table,
     "algorithms": algorithm_table,
     "mechanisms": mechanism_table,
+    "family": family_table,
     "presets": preset_table,
     "semi-supervised": semi_supervised_table,
     "federation": federation_table,

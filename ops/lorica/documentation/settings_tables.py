@@ -9,6 +9,7 @@ from lorica_coordinator import settings as coordinator_settings
 from lorica_coordinator.plans.plan_text import plan_template
 from lorica_coordinator.plans.presets import PRESETS, preset
 from silo_agent.settings import Settings as SiloSettings
+from silo_wire.model_folders.t5_form import MODEL_TYPES, NOT_TAKEN
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.model import ModelSection
 
@@ -175,6 +176,16 @@ def plan_model_table() -> str:
     return markdown_table(
         ("key", "meaning"), [(f"`model.{key}`", MODEL_MEANINGS[key]) for key in ModelSection.model_fields]
     )
+
+
+def family_table() -> str:
+    """The types of T5's family, with their models; those that are not taken, and why."""
+    # Here, not above: transformers takes seconds to import.
+    from silo_wire.model_folders.t5_config import FAMILY
+
+    taken = [(names, f"`{kind}`", f"`{FAMILY[kind][1].__name__}`") for kind, names in MODEL_TYPES.items()]
+    others = [("—", f"`{kind}`", f"refused: {why}") for kind, why in NOT_TAKEN.items()]
+    return markdown_table(("models", "`model_type` of config.json", "class of transformers"), [*taken, *others])
 
 
 def preset_table() -> str:

@@ -24,7 +24,7 @@ class TensorBoard:
             import tensorboardX  # noqa: F401
         except ImportError as error:
             raise ConfigurationError(
-                "TensorBoard's event files need tensorboardX, of the extra `tracking`: pip install 'lorica[tracking]'"
+                "TensorBoard's event files need tensorboardX: install the extra `tracking` (ops/docs/deployment.md)"
             ) from error
         self._folder = folder
         self._ledgers: dict[Run, JsonLines] = {}

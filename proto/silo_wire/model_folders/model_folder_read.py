@@ -42,11 +42,14 @@ _MOST_PIECES: Final = 1 << 19
 _LONGEST_PIECE: Final = 1000
 _MOST_EXTRA_IDS: Final = 10_000
 _UNIGRAM: Final = 1
+OF_BYTES: Final = "ByT5Tokenizer"
+"""It has no file: what it makes of a text follows from how many sentinels there are."""
+_OF_BYTES_SENTINELS: Final = 125
 _CLASSES: Final = frozenset(
     name + fast
     for name in ("T5Tokenizer", "MT5Tokenizer", "RobertaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
     for fast in ("", "Fast")
-)
+) | {OF_BYTES}
 """What the tokenizers of T5's family are called; any other name is another class of the library's, with code of its
 own."""
 
@@ -62,13 +65,17 @@ def read_folder(request: bytes) -> bytes:
     if CONFIG_FILE not in files:
         raise MalformedMessage(f"it has no {CONFIG_FILE}: give a Hugging Face folder")
     _require_class(CONFIG_FILE, t5_values(files[CONFIG_FILE]))
+    of_bytes = False
     for name in files:
         if name.endswith(".json") and name not in (CONFIG_FILE, TOKENIZER_FILE):
             value = parsed_file(name, files[name])
             if name == TOKENIZER_CONFIG_FILE:
                 _require_class(name, value)
+                of_bytes = value.get("tokenizer_class") == OF_BYTES
+                if of_bytes:
+                    sentinels_of(value)
     weights = {name: _tensors(folder, name) for name in _weights(folder)}
-    _try_tokenizer(files)
+    _try_tokenizer(files, of_bytes=of_bytes)
     told = json.dumps(
         {"files": {name: len(raw) for name, raw in files.items()}, "weights": weights}, separators=(",", ":")
     ).encode()
@@ -87,7 +94,27 @@ def _require_class(name: str, values: Mapping[str, Any]) -> None:
         raise MalformedMessage(f"{name} has extra_ids {str(extra)[:60]}: it must be 0 to {_MOST_EXTRA_IDS:,}")
 
 
-def _try_tokenizer(files: Mapping[str, bytes]) -> None:
+def sentinels_of(values: Mapping[str, Any]) -> int:
+    """How many sentinels a ByT5Tokenizer has; raises MalformedMessage for tokens of other names, or in another
+    order."""
+    sentinels: int = values.get("extra_ids", _OF_BYTES_SENTINELS)
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        named = values.get(key)
+        if named and named != [f"<extra_id_{at}>" for at in range(sentinels)]:
+            raise MalformedMessage(
+                f"{TOKENIZER_CONFIG_FILE} has {key} that are not <extra_id_0> to <extra_id_{sentinels - 1}>, in this "
+                "order: no ByT5 of Google's has others; leave them out"
+            )
+    return sentinels
+
+
+def _try_tokenizer(files: Mapping[str, bytes], *, of_bytes: bool) -> None:
+    if of_bytes:
+        if two := sorted(files.keys() & {TOKENIZER_FILE, PIECES_FILE, VOCABULARY_FILE}):
+            raise MalformedMessage(
+                f"{TOKENIZER_CONFIG_FILE} has tokenizer_class {OF_BYTES}, which has no {two[0]}: remove one of the two"
+            )
+        return
     if TOKENIZER_FILE in files:
         require_family(files[TOKENIZER_FILE], TOKENIZER_FILE)
         try:

@@ -34,14 +34,14 @@ def sized_config(size: Size, tokenizer: Any) -> Any:
 
 
 def seeded_t5(config: Any, seed: int) -> Any:
-    """A T5ForConditionalGeneration of this T5Config with random float32 parameters; torch's own generator stays as it
-    is."""
+    """A model of this configuration with random float32 parameters; torch's own generator stays as it is."""
     import torch
-    from transformers import T5ForConditionalGeneration
+
+    from silo_wire.model_folders.t5_config import model_class
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return T5ForConditionalGeneration(config)
+        return model_class(config)(config)
 
 
 def seeded_adapters(layout: Layout, seed: int) -> Iterator[memoryview]:

@@ -40,7 +40,7 @@ _LATER_KEYS: Final = {
     ),
     "schedule": frozenset({"cohort_size"}),
     "task": frozenset({"score", "version", "digest"}),
-    "training": frozenset({"steps", "drift_correction"}),
+    "training": frozenset({"steps", "drift_correction", "gradient_checkpointing", "length_grouping"}),
 }
 _LATER_SECTIONS: Final = ("task", "semi_supervised")
 

@@ -12,7 +12,7 @@ from silo_agent.settings import PersonalSection
 from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import Evaluation
 from silo_wire.plans.sections.model import DigestText
-from silo_wire.plans.sections.task import ScoreName
+from silo_wire.plans.sections.task import ScoreName, label_of
 
 Which = Literal["local", "global", "personal"]
 MODELS: Final[tuple[Which, ...]] = ("local", "global", "personal")
@@ -67,14 +67,20 @@ class Scored(Section):
 
 class OwnScores(Section):
     """The scores of one plan's models. All are of the same questions: `questions` stands for them, and for whether SQL
-    was executed."""
+    was executed. `score` is the plan's."""
 
     version: Literal[1] = 1
     plan: DigestText | None = None
+    score: ScoreName = "exact_match"
     questions: str = ""
     complete: DigestText | None = None  # for which global model and settings all was done
     no_local: str = ""  # why there is no local model
     scores: dict[Which, Scored] = Field(default_factory=dict)
+
+    @property
+    def score_label(self) -> str:
+        """The plan's score, as people are shown it: exact_matches of each model are answers by that one."""
+        return label_of(self.score)
 
     @property
     def numbers(self) -> Mapping[str, Mapping[str, float]]:

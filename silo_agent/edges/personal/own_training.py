@@ -84,7 +84,7 @@ class OwnTraining:
         """Forget what is of another plan, score anew what was scored on other questions, score the global model."""
         before = self._own.record.read()
         if before.plan != self._bundle.plan.digest:
-            before = OwnScores(plan=self._bundle.plan.digest)
+            before = OwnScores(plan=self._bundle.plan.digest, score=self._bundle.plan.task.score)
             self._own.record.change(lambda _: before)
         if before.questions != self._questions:
             again = {

@@ -18,7 +18,7 @@ def own_models_facts(scores: OwnScores) -> dict[str, object] | None:
 def own_models_page(scores: OwnScores) -> Page:
     """A line a model, the best one marked."""
     return Page(
-        columns=("model", "by", "loss per token", "exact", "same result", "of", "best"),
+        columns=("model", "by", "loss per token", scores.score_label, "same result", "of", "best"),
         rows=[
             (
                 which,
@@ -31,7 +31,7 @@ def own_models_page(scores: OwnScores) -> Page:
             )
             for which, scored in _in_order(scores)
         ],
-        numbers=("loss per token", "exact", "same result", "of"),
+        numbers=("loss per token", scores.score_label, "same result", "of"),
     )
 
 
@@ -45,8 +45,8 @@ def own_models_lines(scores: OwnScores) -> list[str]:
         results += f" ({parts})" if parts else ""
         best = "; the best" if which == scores.best else ""
         lines.append(
-            f"{which} model{by}: loss per token {scored.loss_per_token:.4f}, {scored.exact_matches} of "
-            f"{scored.examples} exact{results}{best}"
+            f"{which} model{by}: loss per token {scored.loss_per_token:.4f}, "
+            f"{scores.score_label} {scored.exact_matches} of {scored.examples}{results}{best}"
         )
     if scores.no_local:
         lines.append(f"no local model: {scores.no_local}")

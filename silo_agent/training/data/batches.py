@@ -117,14 +117,22 @@ def _units(examples: Sequence[Example]) -> tuple[tuple[int, ...], ...] | None:
     return tuple(map(tuple, units.values()))
 
 
-def shuffled_batches(examples: EncodedExamples, *, batch_size: int, generator: torch.Generator) -> list[list[int]]:
-    """Every example once, as index lists of `batch_size` (the last may be shorter), in random order.
+def shuffled_batches(
+    examples: EncodedExamples, *, batch_size: int, generator: torch.Generator, grouped: int = 1
+) -> list[list[int]]:
+    """Every example once, as index lists of `batch_size` (one may be shorter), in random order.
 
-    Not sorted by length: questions of one length share a template, so such batches teach one template at a time, and
-    the spread of their losses would be taken for loss reduction.
+    Not sorted by length unless that is asked for: questions of one length share a template, so such batches teach one
+    template at a time, and the spread of their losses would be taken for loss reduction. `grouped` batches at a time
+    are made of examples that are sorted together, and all batches then shuffled.
     """
     order: list[int] = torch.randperm(len(examples), generator=generator).tolist()
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    if grouped == 1:
+        return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    batches: list[list[int]] = []
+    for start in range(0, len(order), grouped * batch_size):
+        batches += sorted_batches(examples, chosen=order[start : start + grouped * batch_size], batch_size=batch_size)
+    return [batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()]
 
 
 def sorted_batches(examples: EncodedExamples, *, chosen: Sequence[int], batch_size: int) -> Iterator[list[int]]:

@@ -53,8 +53,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.end = special.end
-        unknown = self._tokenizer.encode("\U0010fffd").ids  # a private-use character, in no vocabulary
-        self.unknown: int | None = unknown[-2] if len(unknown) > 1 else None
+        self.unknown = self._unknown()
 
     @classmethod
     def of_model(cls, files: Mapping[str, bytes], config: Any) -> "TextTokenizer":
@@ -62,6 +61,12 @@ class TextTokenizer:
         MalformedMessage."""
         special = SpecialTokens(pad=config.pad_token_id, end=config.eos_token_id, start=config.decoder_start_token_id)
         return cls(files, special=special, vocabulary=config.vocab_size)
+
+    def _unknown(self) -> int | None:
+        """The piece for whatever is in no vocabulary, as characters for private use are; None where bytes have pieces,
+        of which the last of two such characters differ."""
+        one, other = (self._tokenizer.encode(text).ids for text in ("\U0010fffd", "\U0010fffc"))
+        return one[-2] if one == other and len(one) > 1 else None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, uncut."""

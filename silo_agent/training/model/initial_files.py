@@ -10,15 +10,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError
+from silo_wire.model_folders.folder_tokenizer import read_tokenizer
 from silo_wire.model_folders.model_folder import ModelFolder
 from silo_wire.model_folders.seeded_model import sized_config
 from silo_wire.model_folders.seeded_tokenizer import VOCABULARY_LIMITS, train_tokenizer
 from silo_wire.model_folders.t5_config import t5_config
 from silo_wire.model_folders.t5_form import t5_values
-from silo_wire.model_folders.tokenizer_trial import without_panics
 from silo_wire.plans.model_files import CONFIG_FILE, MOST_BYTES, TOKENIZER_FILE, parsed
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sizes import size_named
@@ -90,10 +88,8 @@ def _compare_configs(bundle: PlanBundle, own: dict[str, Any], what: str) -> None
 
 def _read_tokenizer(copy: ModelFolder) -> Any:
     try:
-        with copy.laid_out() as folder, without_panics():
-            return AutoTokenizer.from_pretrained(  # nosec B615  # a folder, never the Hub
-                folder, trust_remote_code=False, local_files_only=True
-            )
+        with copy.laid_out() as folder:
+            return read_tokenizer(copy, folder)
     except LoricaError:
         raise
     except Exception as error:  # the library raises bare Exception for much that does not parse

@@ -1,7 +1,8 @@
 """The T5 of a plan bundle and its parameters as one flat vector in canonical order.
 
-Built from config.json alone: model_type t5, transformers' own class, no folder, no network, no code of others.
-Parameters are allocated, not initialised: a round model must be loaded before use. The layout decides what is tied:
+Built from config.json alone: a model_type of T5's family, transformers' own class, no folder, no network, no code of
+others. Parameters are allocated, not initialised: a round model must be loaded before use. The layout decides what is
+tied:
 transformers ties every T5's output layer to its embedding, also v1.1's, so a layout that lists both gets them apart
 again. Under a plan with adapters the T5 is their base, loaded once and frozen; PEFT adds the adapters, and what is
 trained of them is what is bound, loaded and sent. Where that is B alone, A is what the plan's seed makes, and frozen.
@@ -20,13 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import T5ForConditionalGeneration
 
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.model.vector_file import VectorReader, blocks
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
-from silo_wire.model_folders.t5_config import NO_CONFIGURATION, t5_config
+from silo_wire.model_folders.t5_config import NO_CONFIGURATION, model_class, t5_config
 from silo_wire.plans.adapters import AdaptersSection
 from silo_wire.plans.model_files import CONFIG_FILE
 
@@ -34,7 +34,8 @@ OUTPUT_LAYER = "lm_head.weight"
 ADAPTER = "default"
 """What PEFT calls the adapter that is added first, also in the middle of its parameters' names."""
 T5 = Any
-"""A T5ForConditionalGeneration. Not typed as one: to the type checker a module's children are `Tensor | Module`."""
+"""A T5ForConditionalGeneration, or the same of mT5 or umT5. Not typed as one: to the type checker a module's children
+are `Tensor | Module`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class BoundParameters:
 def build_model(
     files: Mapping[str, bytes], layout: Layout, *, device: torch.device, dropout: float | None = None
 ) -> T5:
-    """A T5ForConditionalGeneration of `layout` with uninitialised float32 parameters on `device`.
+    """A T5 of `layout` with uninitialised float32 parameters on `device`.
 
     Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that
     is found out before memory is taken.
@@ -86,7 +87,7 @@ def build_model(
         raise MalformedMessage(f"{CONFIG_FILE} has more layers than layout.json has tensors: they belong to two models")
     try:
         with torch.device("meta"):
-            model = T5ForConditionalGeneration(config)
+            model = model_class(config)(config)
     except NO_CONFIGURATION as error:
         raise MalformedMessage(f"{CONFIG_FILE} makes no T5: {' '.join(str(error).split())}") from error
     if OUTPUT_LAYER in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
@@ -96,7 +97,7 @@ def build_model(
     return model
 
 
-def layout_of(model: T5ForConditionalGeneration) -> Layout:
+def layout_of(model: T5) -> Layout:
     """The canonical layout: parameters sorted by name, a tied one once, under the first of its names."""
     seen: set[int] = set()
     tensors = []
@@ -107,7 +108,7 @@ def layout_of(model: T5ForConditionalGeneration) -> Layout:
     return Layout("float32", tuple(tensors))
 
 
-def bind(model: T5ForConditionalGeneration, layout: Layout) -> BoundParameters:
+def bind(model: T5, layout: Layout) -> BoundParameters:
     """The parameters that `layout` names; raises MalformedMessage unless it is exactly the model's own layout."""
     own = layout_of(model)
     if own.dtype != layout.dtype:
@@ -181,7 +182,7 @@ def _first_difference(own: Layout, layout: Layout) -> str:
     return "the order of tensors"
 
 
-def _allocate(model: T5ForConditionalGeneration, device: torch.device) -> None:
+def _allocate(model: T5, device: torch.device) -> None:
     """Real memory for each meta parameter, shared where it was shared (Module.to_empty would split tied ones)."""
     if next(model.buffers(), None) is not None:
         raise ConfigurationError("this T5 has buffers, which a flat vector does not carry: use transformers 5")

@@ -92,10 +92,10 @@ the identity key that its operator gives, checks it offline.
 {_answer(plan)}
 
 ```python
-from transformers import AutoTokenizer, T5ForConditionalGeneration
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = T5ForConditionalGeneration.from_pretrained("DIR")
+model = AutoModelForSeq2SeqLM.from_pretrained("DIR")
 question = tokenizer({json.dumps(_example(plan))}, return_tensors="pt")
 ids = model.generate(**question, max_new_tokens={training.max_output_tokens})
 print(tokenizer.decode(ids[0], skip_special_tokens=True))

@@ -174,7 +174,12 @@ def _train(
     task: Task, model: T5, parameters: Sequence[nn.Parameter], examples: EncodedExamples, watch: _Stopwatch
 ) -> None:
     backend = WAYS[task.way].backend
-    settings: Mapping[str, object] = {"optimizer": "adamw", "learning_rate": 1e-4, "batch_size": task.physical}
+    settings: Mapping[str, object] = {
+        "optimizer": "adamw",
+        "learning_rate": 1e-4,
+        "batch_size": task.physical,
+        **WAYS[task.way].training,
+    }
     if backend is None:
         accumulated = -(-task.batch // task.physical)
         train_locally(

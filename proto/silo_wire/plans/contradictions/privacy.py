@@ -113,12 +113,18 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
         ("gradient_accumulation", training.gradient_accumulation, 1, "whose batches are as large as memory allows"),
         ("fedprox_mu", training.fedprox_mu, 0, "whose steps have private gradients alone"),
         ("precision", training.precision, "float32", "whose bounds hold for exact sums"),
+        ("gradient_checkpointing", training.gradient_checkpointing, False, "whose gradients keep what entered a layer"),
+        # What is drawn together would depend on the lengths of those that are not.
+        ("length_grouping", training.length_grouping, 1, "whose examples are drawn each by itself"),
         # One stream of masks for a batch: a record more would shift those of all that come after it.
         ("dropout", training.dropout, 0.0, "in which no example's gradient may depend on the others of its batch"),
     ):
         if value != needed:
-            shown = "the model's own" if value is None else value
-            yield f"[training] {key}", shown, str(needed), why
+            shown = "the model's own" if value is None else str(value)
+            if isinstance(needed, bool):
+                yield f"[training] {key}", _shown(value), _shown(needed), why
+            else:
+                yield f"[training] {key}", shown, str(needed), why
     if training.max_grad_norm and not LEAST_BOUND <= training.max_grad_norm <= MOST_BOUND:
         yield (
             "[training] max_grad_norm",

@@ -29,6 +29,7 @@ def contradictions_of(plan: PlanValues) -> Iterator[str]:
     yield from _of_adapters(plan)
     yield from of_reprojection(plan)
     yield from _of_the_steps(plan)
+    yield from _of_the_lengths(plan)
     yield from _of_the_weighting(plan)
     yield from of_reducer(plan)
     yield from _of_the_step_length(plan)
@@ -126,6 +127,17 @@ def _of_the_steps(plan: PlanValues) -> Iterator[str]:
         yield (
             f'[training] loss_reduction = "as_published" does not go with steps = {training.steps}: that code logs '
             'whole epochs; set it to "evaluated" or "logged", or steps to 0'
+        )
+
+
+def _of_the_lengths(plan: PlanValues) -> Iterator[str]:
+    """Questions of one length share a template: a batch of them is easier or harder than the next."""
+    training = plan.training
+    if training.length_grouping > 1 and plan.logs_losses:
+        yield (
+            f"[training] length_grouping = {training.length_grouping} does not go with loss_reduction = "
+            f'"{training.loss_reduction}", which takes how far apart the losses of steps are for what was learnt: '
+            'set it to 1, or loss_reduction to "evaluated"'
         )
 
 

@@ -21,6 +21,11 @@ SCORE_LABELS: Final[Mapping[str, str]] = {
 """Those of text, as people are shown them."""
 
 
+def label_of(score: str) -> str:
+    """As people are shown it; of a task of one's own the name, in words."""
+    return SCORE_LABELS.get(score, score.replace("_", " "))
+
+
 class TaskSection(Section):
     """What a silo's lines are, and what the model is to answer; silo_agent/training/tasks has a file for each.
 
@@ -65,4 +70,4 @@ class TaskSection(Section):
 
     @property
     def score_label(self) -> str:
-        return SCORE_LABELS.get(self.score, self.score.replace("_", " "))
+        return label_of(self.score)

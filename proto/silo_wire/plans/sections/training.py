@@ -49,6 +49,8 @@ class TrainingSection(Section):
     loss_reduction: Literal["evaluated", "logged", "as_published"] = "evaluated"  # how it is measured
     loss_log_steps: Count = 1  # optimizer steps between two logged losses
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: bfloat16 autocast where a GPU has it
+    gradient_checkpointing: bool = False  # layers are computed again on the way back, for less memory
+    length_grouping: Annotated[int, Field(ge=1, le=1000)] = 1  # batches whose examples are sorted by length together
     dropout: Annotated[float, Field(ge=0, le=MOST_DROPOUT)] | None = None  # None keeps the model's own
     max_input_tokens: Count = 512
     max_output_tokens: Count = 256

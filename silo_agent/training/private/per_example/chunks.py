@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import T5ForConditionalGeneration
 
 from silo_agent.training.data.batches import IGNORED, Batch, EncodedExamples, collate
 from silo_agent.training.model.model import T5
 from silo_agent.training.private.per_example.batched_bias import batched_bias
 from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.private.per_example.ghost_norms import ExampleGradients
+from silo_wire.model_folders.t5_config import model_class
 
 SOURCE_STEP, TARGET_STEP = 16, 8
 """Tokens; lengths are padded to multiples of these."""
@@ -133,7 +133,7 @@ class _Trials:
         if self._made is None:
             config = copy.deepcopy(self._like.config)
             config.num_layers = config.num_decoder_layers = 1
-            made: Any = T5ForConditionalGeneration(config)
+            made: Any = model_class(config)(config)
             for ours, theirs in ((made.encoder, self._like.encoder), (made.decoder, self._like.decoder)):
                 ours.block[0] = copy.deepcopy(theirs.block[0])
             made.shared.weight.requires_grad_(self._like.shared.weight.requires_grad)

@@ -8,6 +8,7 @@ from silo_agent.training.data.batches import IGNORED, Batch
 from silo_agent.training.model.model import T5
 from silo_agent.training.private.per_example.own_activations import own_activations
 from silo_agent.training.task_loss import encoded_inputs, previous_tokens
+from silo_wire.model_folders.t5_config import scales_output
 
 
 def example_losses(model: T5, batch: Batch) -> torch.Tensor:
@@ -21,7 +22,7 @@ def example_losses(model: T5, batch: Batch) -> torch.Tensor:
             encoder_attention_mask=batch.attention_mask,
             use_cache=False,
         )[0]
-    logits = model.lm_head(hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden).float()
+    logits = model.lm_head(hidden * config.d_model**-0.5 if scales_output(config) else hidden).float()
     labels = batch.labels
     # Row by row, not with the vocabulary in the middle, which takes half as much time again.
     losses = functional.cross_entropy(

@@ -34,14 +34,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
+from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
 from lorica_security.errors import StateError
 from silo_agent.training.model.model import T5
 
 REACH = 2.0**-10
 
-COVERED = (nn.Linear, nn.Embedding, T5LayerNorm)
+LAYER_NORMS = (T5LayerNorm, MT5LayerNorm, UMT5LayerNorm)
+COVERED = (nn.Linear, nn.Embedding, *LAYER_NORMS)
 """Module types whose norms tests compare with those of real gradients."""
 
 
@@ -170,7 +173,7 @@ def _add(module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor, total
             total.addmm_(gradient.flatten(0, -2).mT, entered.double().flatten(0, -2))
         case nn.Embedding():
             total.index_add_(0, entered.flatten(), gradient.reshape(-1, gradient.shape[-1]))
-        case T5LayerNorm():
+        case T5LayerNorm() | MT5LayerNorm() | UMT5LayerNorm():
             total += (gradient * scaled(module, entered)).flatten(0, -2).sum(dim=0)
         case _:
             raise AssertionError(module)
@@ -178,7 +181,7 @@ def _add(module: nn.Module, entered: torch.Tensor, gradient: torch.Tensor, total
 
 def _square_and_reach(uses: Sequence[Use]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of one weight's gradient, example by example: the square of its norm, and its reach. Shapes (B,), float64."""
-    if isinstance(uses[0].module, T5LayerNorm):
+    if isinstance(uses[0].module, LAYER_NORMS):
         assert len(uses) == 1, "T5 uses each of its layer norms once"
         terms = uses[0].gradient.double() * scaled(uses[0].module, uses[0].entered)
         return terms.sum(dim=1).square().sum(dim=1), terms.norm(dim=2).sum(dim=1)

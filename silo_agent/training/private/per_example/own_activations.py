@@ -11,15 +11,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.mt5.modeling_mt5 import MT5DenseActDense, MT5DenseGatedActDense
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
+from transformers.models.umt5.modeling_umt5 import UMT5DenseActDense, UMT5DenseGatedActDense
 
 from silo_agent.training.model.model import T5
+
+_DENSE = (
+    T5DenseActDense,
+    T5DenseGatedActDense,
+    MT5DenseActDense,
+    MT5DenseGatedActDense,
+    UMT5DenseActDense,
+    UMT5DenseGatedActDense,
+)
 
 
 @contextmanager
 def own_activations(model: T5) -> Iterator[None]:
     """While this is open, what a forward pass of `model` makes of one example has the bits that it has alone."""
-    dense: list[Any] = [it for it in model.modules() if isinstance(it, T5DenseActDense | T5DenseGatedActDense)]
+    dense: list[Any] = [it for it in model.modules() if isinstance(it, _DENSE)]
     changed = [(module, module.act) for module in dense if not isinstance(module.act, nn.ReLU)]
     for module, act in changed:
         module.act = _Each(act)
