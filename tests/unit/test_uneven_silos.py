@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lorica.demo.nearest_neighbour import nearest_neighbour_answers
 from lorica.demo.silos.uneven_silos import (
     EQUAL,
     MISLABELLED,
@@ -20,6 +19,7 @@ from lorica.experiments.definition import SETUPS, Study
 from lorica.experiments.reports.hostile_report import STUDIES
 from lorica.simulation.run import silos_in
 from lorica_coordinator.plans.plan_folder import require_valid
+from tests.support.nearest_neighbour import nearest_neighbour_answers
 
 
 @pytest.fixture(scope="module")
