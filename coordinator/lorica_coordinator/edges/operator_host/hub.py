@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, constants, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from lorica_security.errors import (
     AuthenticationError,
