@@ -32,6 +32,7 @@ SUBJECTS = {
     "scores",
     "silo_noise",
     "tasks",
+    "studies",
     "tracking",
     "units",
     "views",

@@ -241,3 +241,11 @@ def test_series_of_a_kind_of_round_go_with_the_plan_that_has_it(metrics: Coordin
     metrics.standing_changed(a_pulse(seen={A: 1.0}))
     assert quorums(metrics) == [1, None, None]
     assert value(metrics, "lorica_quorum_candidate_silos", of="labelled", state="connected") is None
+
+
+def test_the_score_that_answers_count_by_is_told(metrics: CoordinatorMetrics) -> None:
+    """One at a time: dashboards head the ratios with it."""
+    for score in ("exact match", "ROUGE-L", "", "ROUGE-L"):
+        metrics.standing_changed(a_pulse(seen={A: 1.0}, score=score))
+        told = [sample.labels["name"] for sample in next(iter(metrics.score.collect())).samples]
+        assert told == ([score] if score else [])

@@ -10,6 +10,7 @@ from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetric
 from lorica_coordinator.rounds.terms import KindOfRound
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
 from silo_agent.edges.console.metrics import MODEL_SCORES, PARTS, SCORED_MODELS, SiloMetrics
+from silo_wire.plans.sections.task import SCORE_LABELS
 from silo_wire.wire_version import OURS
 
 # --- metrics
@@ -47,6 +48,7 @@ OPEN_LABELS: Final = {
     "model": SCORED_MODELS,
     "score": MODEL_SCORES,
     "part": PARTS,
+    "name": (*SCORE_LABELS.values(), "of an installed task its own"),
     "of": get_args(KindOfRound),
 }
 """Of series that are there only while a plan lets them be, or has them."""

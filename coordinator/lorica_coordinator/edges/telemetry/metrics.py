@@ -127,6 +127,11 @@ class CoordinatorMetrics:
             "lorica_mean_silo_weight",
             "Mean weight of the silos in the last closed round; NaN under silo-level privacy.",
         )
+        self.score = gauge(
+            "lorica_plan_score",
+            "1 for the score that the plan's answers count by: what every ratio of exact match is of.",
+            ["name"],
+        )
         self.macro_exact_match = gauge(
             "lorica_macro_exact_match_ratio",
             "Mean of the silos' exact match; NaN under secure aggregation, where scores come as a sum.",
@@ -201,6 +206,7 @@ class CoordinatorMetrics:
         self._at_hand: frozenset[SiloName] = frozenset()
         self._ends: float | None = None  # the phase, at the latest, by the monotonic clock
         self.phase_deadline.set_function(self._deadline)
+        self._score = ""
         self._single_silos = False
         self._kinds: frozenset[KindOfRound] = frozenset()
         self._plan: Digest | None = None
@@ -331,6 +337,7 @@ class CoordinatorMetrics:
             self.silos.labels(state).set(pulse.silos.get(state, 0))
         self._show_quorums(pulse.quorums)
         self.running.set(pulse.running)
+        self._show_score(pulse.score)
         self.groups_unsigned.set(pulse.groups_unsigned)
         self.groups_absent.set(pulse.groups_absent)
         self._ends = None if pulse.seconds_left is None else time.monotonic() + pulse.seconds_left
@@ -346,6 +353,13 @@ class CoordinatorMetrics:
         if known.keys() != self._seen.keys() or pulse.single_silos != self._single_silos:
             self._single_silos = pulse.single_silos
             self._show_single_silos()
+
+    def _show_score(self, score: str) -> None:
+        if score != self._score:
+            self.score.clear()
+            self._score = score
+            if score:
+                self.score.labels(score).set(1)
 
     def _show_quorums(self, quorums: Mapping[KindOfRound, Quorum]) -> None:
         for kind in self._kinds - quorums.keys():

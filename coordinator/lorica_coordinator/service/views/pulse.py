@@ -37,6 +37,7 @@ class Pulse:
     ended. `seconds_left`: of the phase, None where it has no deadline. `last_seen_unix_s` has every enrolled silo, 0
     for one that never connected. `groups_unsigned`: signatures that proposed release groups still want.
     `groups_absent`: silos of release groups that lack some, while no masked sum can come out of a quorum that is ready.
+    `score`: by what answers count, as people are shown it; "" without a plan.
     """
 
     silos: Mapping[str, int]
@@ -48,6 +49,7 @@ class Pulse:
     last_seen_unix_s: Mapping[SiloName, float]
     groups_unsigned: int = 0
     groups_absent: int = 0
+    score: str = ""
 
 
 def pulse(
@@ -73,6 +75,7 @@ def pulse(
         connected=connected,
         last_seen_unix_s={silo: last_seen.get(silo, 0.0) for silo in population},
         groups_unsigned=groups_unsigned,
+        score="" if course is None else course.terms.score,
         groups_absent=0 if (lacking := awaited_groups(state)) is None else max(1, len(lacking.absent)),
     )
 
