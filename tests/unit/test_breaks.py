@@ -30,6 +30,7 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "studies",
     "tasks",
     "tracking",
     "units",
