@@ -31,6 +31,7 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "studies",
     "tasks",
     "studies",
     "tracking",
