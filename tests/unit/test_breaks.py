@@ -33,7 +33,6 @@ SUBJECTS = {
     "silo_noise",
     "studies",
     "tasks",
-    "studies",
     "tracking",
     "units",
     "views",
