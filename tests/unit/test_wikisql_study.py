@@ -59,6 +59,8 @@ def test_clients_are_dealt_to_silos_and_keep_their_answers(source: Path, tmp_pat
     }
     ids = [example.id for one in read.values() for example in (*one.train, *one.dev, *one.test)]
     assert len(set(ids)) == len(ids) == 4 + 2 + 24
+    server = read[SiloName("server")]
+    assert [example.id for example in (*server.dev, *server.test)] == ["d-0", "t-0"], "WikiSQL's own"
     assert all(example.query for example in read["ward-000"].train)
     unread = WIKISQL.data(silos[SiloName("ward-000")], labelled=False)
     assert [example.query for example in unread.train] == [""] * 12
@@ -175,13 +177,14 @@ size = "micro"
 def test_a_run_tells_all_metrics_of_the_scored_silo_and_how_many_pseudo_labels_are_right(
     source: Path, tmp_path: Path
 ) -> None:
-    """The model learns the one answer that the server has, which is wrong for one client of three."""
+    """The model learns the one answer that the server has, which is wrong for the last client of three."""
     gold = source / "clients_gold.jsonl.gz"
     lines = [json.loads(text) for text in gzip.decompress(gold.read_bytes()).splitlines()]
-    others = [{**one, "sql": {**SQL, "sel": 0}} if one["client"] == 1 else one for one in lines]
+    others = [{**one, "sql": {**SQL, "sel": 0}} if one["client"] == 2 else one for one in lines]
     gold.write_bytes(gzip.compress("".join(f"{json.dumps(one)}\n" for one in others).encode()))
-    dev = "".join(f"{json.dumps(line(f'd-{number}', sql=SQL))}\n" for number in range(2))
-    (source / "dev.jsonl.gz").write_bytes(gzip.compress(dev.encode()))
+    for split, of in (("dev", ["d-0", "d-1"]), ("test", ["what, and why and when and where,"])):
+        text = "".join(f"{json.dumps(line(id_, sql=SQL))}\n" for id_ in of)
+        (source / f"{split}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     write_wikisql_silos(source, tmp_path / "silos", silos=3)
     study = parse_toml(Study, ROWS, "study.toml")
     page = run_study(study, tmp_path / "out", data=tmp_path, device="cpu", threads=1).read_text()
@@ -193,6 +196,12 @@ def test_a_run_tells_all_metrics_of_the_scored_silo_and_how_many_pseudo_labels_a
             assert run[split]["server"]["overall"] == run[split]["server"]["exact_match"]
         assert all(set(row["silos"]) <= {"server"} for row in run["rounds"][0])
         assert run["pseudo_labels"] == [{"round": 1, "right": 0.66667}], "of what silos with labels made"
+        assert [run[split]["server"]["examples"] for split in ("test", "dev")] == [1, 2]
+        of_rounds = [row["silos"].get("server", {}) for row in run["rounds"][0]]
+        told = [facts["loss_per_token"] for facts in of_rounds if "loss_per_token" in facts]
+        chosen, judged = (run[split]["server"]["loss_per_token"] for split in ("dev", "test"))
+        assert chosen in [pytest.approx(loss, rel=1e-4) for loss in told], "rounds are scored on dev"
+        assert judged not in [pytest.approx(loss, rel=1e-4) for loss in told], "and not on test"
     assert alone["test"]["server"]["right"] == "1"
     assert [row["round"] for row in taught["rounds"][0]] == [0, 1, 2]
     assert "| alone | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |" in page
