@@ -107,8 +107,8 @@ def _all_of(reply: http.client.HTTPResponse) -> bytes:
 
 
 def server_at(url: str, *, credentials: Path | None, authorities: Path | None) -> HttpJson:
-    """Raises ConfigurationError for an address that would show credentials or rounds to others, or for what is no
-    address; StorageError for a file of credentials that others may read.
+    """Raises ConfigurationError for an address that would show credentials or rounds to others, for what is no address,
+    or for a file of credentials that others may read.
 
     `credentials` is a file with a token, or with NAME:PASSWORD.
     """

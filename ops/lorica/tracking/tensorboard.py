@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lorica.tracking.json_lines import JsonLines
 from lorica.tracking.point import Point, Run
 from lorica_security.errors import ConfigurationError, StorageError
-
-if TYPE_CHECKING:
-    pass
 
 LEDGER: Final = "rounds.jsonl"
 """In each run's folder: what its event files have. A point is entered after its events are on the disk, so that a

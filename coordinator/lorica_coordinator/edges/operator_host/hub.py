@@ -35,7 +35,7 @@ from lorica_security.host.files import read_private
 from lorica_security.on_disk.provenance import PROVENANCE_FILE, digests_of
 from lorica_security.visible_text import visible
 
-TOKEN: Final = "HF_TOKEN"  # noqa: S105  # nosec B105  # a variable's name
+TOKEN: Final = "HF_TOKEN"  # noqa: S105  # a variable's name
 ENDPOINT: Final = "HF_ENDPOINT"
 THE_HUB: Final = "https://huggingface.co"
 TIMEOUT_S: Final = 60.0
