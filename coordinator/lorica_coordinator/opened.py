@@ -144,6 +144,7 @@ class Coordinator:
     def export(self, plan: Digest, model: Digest, target: Path) -> None:
         """Write a model of a plan to the new folder `target`; raises StateError for one that is not in the records."""
         from lorica_coordinator.edges.models.export import export_model
+        from lorica_coordinator.edges.models.model_card import made_of
         from lorica_coordinator.edges.models.provenance import provenance_of
 
         bundle = self.shelf.bundle(plan)
@@ -156,6 +157,7 @@ class Coordinator:
             raise StateError(
                 f"model {model} is not in the records of plan {bundle.plan.name}: restore the state from backup"
             )
+        made = made_of(rounds, model)
         export_model(
             bundle,
             self.models(bundle),
@@ -163,10 +165,11 @@ class Coordinator:
             target,
             base=self.base(bundle),
             round_number=signed.round,
+            made=made,
             provenance=lambda files: provenance_of(
                 bundle.plan,
                 signed,
-                rounds=rounds,
+                made=made,
                 head=self.audit().signed_head().head,
                 now=time.time(),
                 files=files,

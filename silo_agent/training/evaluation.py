@@ -118,7 +118,7 @@ def evaluate(
         exact_matches=whole(counts[task.metrics[0]]),
         executed=sum(result is not None for result in results),
         execution_matches=sum(result is True for result in results),
-        loss_per_token=loss_sum / tokens,
+        loss_per_token=loss_sum / max(1, tokens),
         seconds=clock() - began,
     )
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from silo_agent.rounds.update import TrainingDiverged, TrainingStopped
 from silo_agent.training.checkpoint import CheckpointFile, TrainingState
-from silo_agent.training.data.batches import EncodedExamples, collate, shuffled_batches
+from silo_agent.training.data.batches import EncodedExamples, collate, counted_tokens, shuffled_batches
 from silo_agent.training.device import autocast, computed_again
 from silo_agent.training.draws import Seed, begin_all, begun
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
@@ -117,7 +117,9 @@ def train_locally(
                 if objective is not None:
                     objective.stepped()
                 step += 1
-                if section.loss_reduction == "as_published":
+                if not tokens:
+                    pass  # no loss is logged where nothing counted
+                elif section.loss_reduction == "as_published":
                     log.add_as_published(
                         loss_sum / tokens,
                         batches=len(group),
@@ -126,7 +128,7 @@ def train_locally(
                     )
                 else:
                     log.add(loss_sum, tokens)
-                on_progress(step / steps, loss_sum / tokens)
+                on_progress(step / steps, loss_sum / max(1, tokens))
             epoch += 1
             if checkpoint is not None and step < steps:
                 checkpoint.save(
@@ -144,6 +146,11 @@ def train_locally(
     optimizer.zero_grad()
     if section.loss_reduction != "as_published":
         log.close()
+    if not log.losses:
+        raise TrainingDiverged(
+            f"training learnt nothing: the task counts no token of {len(examples)} examples in the loss: look at the "
+            "lines, or decline the plan"
+        )
     first, last = log.losses[0], log.losses[-1]
     largest, least = max(log.losses), min(log.losses)
     if sample is not None and before is not None:
@@ -195,7 +202,7 @@ def accumulate_gradient(
 ) -> tuple[float, int]:
     """Add the gradient of the group's token-mean loss; its summed loss and its number of target tokens."""
     group = list(group)
-    tokens = sum(len(examples.targets[index]) for indices in group for index in indices)
+    tokens = sum(counted_tokens(examples.targets[index]) for indices in group for index in indices)
     total = torch.zeros((), device=device)
     pad = model.config.pad_token_id
     for indices in group:
@@ -204,7 +211,7 @@ def accumulate_gradient(
         batch = collate(examples, indices, pad=pad, device=device)
         with autocast(device, section.precision):
             loss = summed_loss(model, batch)
-        torch.autograd.backward(loss / tokens)
+        torch.autograd.backward(loss / max(1, tokens))
         total += loss.detach()
     return float(total), tokens
 

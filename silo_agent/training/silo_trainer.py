@@ -169,6 +169,11 @@ class SiloTrainer:
                 f"the data of silo {self._silo} were read with{'' if self._data.labelled else 'out'} labels, and the "
                 f"plan has it train with{'out' if unlabelled else ''} them: read them as the plan says"
             )
+        if unlabelled and self._task.masks_loss:
+            raise DataError(
+                f"task {self._task.name} says which tokens count, and silo {self._silo} trains on a teacher's answers, "
+                "of which nobody says so: label its lines, or have the operator leave it out"
+            )
         self._model.load(model_path, model, model_mark)
         trained = self._model.begin_training(round_number)
         parameters = list(trained.values())

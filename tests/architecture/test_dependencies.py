@@ -18,7 +18,7 @@ BOTH = ("security/lorica_security", "proto/silo_wire")
 SIDES = {"coordinator": ("coordinator",), "silo": ("silo_agent",), "lab": ("coordinator", "silo_agent", "ops/lorica")}
 ELSEWHERE = {"flwr", "nvflare"}
 """What only runs inside a benchmark's peer, which is installed there."""
-PARTS = {"annotated-types", "huggingface-hub", "safetensors", "tokenizers"}
+PARTS = {"annotated-types", "httpx2", "huggingface-hub", "safetensors", "tokenizers"}
 """What Transformers and pydantic cannot be installed without, imported by itself."""
 
 

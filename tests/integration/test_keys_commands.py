@@ -19,6 +19,7 @@ from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.edges.keys.key_store import load_credentials, store_credentials
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import FEDERATION, HOSPITAL, FederationTemplate, federation_template
+from tests.support.hub_server import COMMIT, TOKEN, a_hub
 
 __all__ = ["federation_template"]
 
@@ -166,6 +167,33 @@ def test_a_grant_names_the_certificate_that_it_made(folder: CoordinatorFolder, t
     (granted,) = read_log(folder.audit).of(Event.ACCESS_GRANTED)
     assert (granted.text("certificate"), granted.text("to")) == (listed["serial"], f"spiffe://{FEDERATION}/viewer/anna")
     assert granted.who == LOCAL
+
+
+def test_an_export_is_pushed_and_the_log_says_where(
+    folder: CoordinatorFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert coordinator(folder, "plan", "start").code == 0
+    with a_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.origin)
+        refused = coordinator(folder, "export", str(tmp_path / "one"), "--push", "clinics/north")
+        assert "HF_TOKEN holds no token" in refused.err
+        assert not (tmp_path / "one").exists()
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        refused = coordinator(folder, "export", str(tmp_path / "one"), "--push", "clinics/north")
+        assert refused.code != 0
+        assert "it was not pushed" in refused.out + refused.err
+        assert (tmp_path / "one" / "model.safetensors").exists()
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        done = coordinator(folder, "export", str(tmp_path / "two"), "--push", "clinics/north")
+        assert done.code == 0, done.err
+        assert f"{hub.origin}/clinics/north, commit {COMMIT}" in done.out
+        exported = {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
+        assert hub.repositories["clinics/north"].files == exported
+    *_, newest = read_log(folder.audit).of(Event.OPERATOR_COMMAND)
+    assert newest.text("pushed_to") == f"{hub.origin}/clinics/north"
+    assert TOKEN not in done.out + done.err + refused.err
+    assert not any(TOKEN.encode() in path.read_bytes() for path in folder.root.rglob("*") if path.is_file())
+    assert "for --push" in coordinator(folder, "export", str(tmp_path / "three"), "--public").err
 
 
 def test_an_export_on_the_host_is_in_the_log(folder: CoordinatorFolder, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ SUBJECTS = {
     "certificates",
     "clipping",
     "drift",
+    "export",
     "family",
     "jail",
     "joint",

@@ -25,6 +25,7 @@ from silo_agent.settings import Settings
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.tasks.installed import InstalledTask, installed_tasks
 from silo_agent.training.tasks.named import task_named, task_of
+from silo_agent.training.tasks.text_task import TextTask
 from silo_wire.plans.sections.task import TaskSection
 from tests.support.coordinator_edges import make_plan
 
@@ -375,7 +376,7 @@ def test_nobody_trains_for_it_where_no_policy_names_it_and_its_code_is_not_run(
 
 def test_the_pages_example_is_a_task(package: Package) -> None:
     page = (Path(__file__).resolve().parents[2] / "ops" / "docs" / "tasks.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (about,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
     assert tomllib.loads(about)["project"]["entry-points"]["lorica.tasks"] == {"ward-notes": "ward_notes:TASK"}
     package.write(code)
@@ -391,3 +392,14 @@ def test_the_command_prints_what_a_plan_needs(package: Package, tmp_path: Path) 
     assert json.loads(told.stdout) == [
         {"task": "ward-notes", "version": "1.2.0", "digest": package.section.digest, "allowed": False}
     ]
+
+
+def test_the_pages_example_of_a_loss_over_a_part_counts_the_answer() -> None:
+    page = (Path(__file__).parents[2] / "ops/docs/tasks.md").read_text()
+    _, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    named: dict[str, Any] = {"TextTask": TextTask}
+    exec(code.replace("    ...,\n", '    name="ward-notes", scores={"any": lambda answer, target: 1.0},\n'), named)
+    line = {"reasons": "two => and two", "answer": "four"}
+    target = named["TASK"].target(line)
+    ((begin, end),) = named["TASK"].counted(line, target)
+    assert target[begin:end] == "four"

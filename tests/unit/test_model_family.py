@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from lorica.secure_aggregation.in_memory import AttemptInMemory, masked, terms_of
+from lorica.secure_aggregation.in_memory import FEDERATION, AttemptInMemory, masked
 from lorica_coordinator.edges.models.export import export_model
 from lorica_coordinator.plans.model_source import FolderModel, write_model
 from lorica_security.errors import ConfigurationError, MalformedMessage
+from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
+from lorica_security.secure_aggregation.parameters import Terms
 from silo_agent.service.ports import RoundModel
 from silo_agent.training.data.batches import Batch, EncodedExamples
 from silo_agent.training.device import DeviceSettings
@@ -34,11 +36,14 @@ from silo_wire.model_folders.folder_tokenizer import byte_tokenizer
 from silo_wire.model_folders.model_folder import prepared
 from silo_wire.model_folders.t5_config import FAMILY, NO_CONFIGURATION, model_class, scales_output, t5_config
 from silo_wire.model_folders.t5_form import MODEL_TYPES, NOT_TAKEN, t5_values
+from silo_wire.model_folders.tokenizer_parts import odd_parts
 from silo_wire.plans.adapters import AdaptersSection, adapter_layout
+from silo_wire.plans.masked_ranges import plan_ranges
 from silo_wire.plans.plan import Plan, PlanBundle
+from silo_wire.plans.sections.aggregation import AggregationSection
 from tests.support.coordinator_edges import A, B, C, Workplace, content_of, make_plan, stored_vector
 from tests.support.family import MEMBERS, Member
-from tests.support.tiny_t5 import silo_data
+from tests.support.tiny_t5 import pieces_model, silo_data
 from tests.unit.test_training_private_gradients import batch_of, check_beside_the_loop
 
 CPU = DeviceSettings(device="cpu", threads=1)
@@ -83,6 +88,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_silo_finds_the_plans_model_in_its_own_copy(made: Made) -> None:
     assert compare(made.place.bundle, made.folder) == ()
     files = made.place.bundle.files
+    assert list(odd_parts(files)) == [], "its tokenizer goes with masks"
     assert json.loads(files["config.json"])["model_type"] == made.member.model_type
     assert ("lm_head.weight" in {it.name for it in made.place.layout.tensors}) == made.member.untied
 
@@ -100,11 +106,12 @@ def test_a_round_in_the_clear_and_under_masks_then_exported_and_asked(made: Made
         updates.append(place.send(place.key(), silo, deltas[silo]))
     plain = np.mean(list(deltas.values()), axis=0, dtype=np.float64)
 
-    largest = max(float(np.abs(delta).max()) for delta in deltas.values())
-    attempt = AttemptInMemory(SILOS, terms_of(SILOS, elements=len(plain), largest=largest, largest_weight=1.0))
+    section = AggregationSection.model_validate({"secure_aggregation": True, "weighting": "equal", "momentum": 0.0})
+    ranges, link = plan_ranges(section, place.layout), first_link(FEDERATION, Partition.singletons(SILOS))
+    attempt = AttemptInMemory(SILOS, Terms(model=bytes(32), ranges=ranges, link=link))
     mean = attempt.mean({silo: masked(attempt.works[silo], delta, weight=1.0) for silo, delta in deltas.items()})
     assert mean.saturated == 0
-    assert np.abs(mean.vector - plain).max() < 1e-6 * max(largest, 1.0)
+    assert np.abs(mean.vector - plain).max() < 1e-8, "rounded to whole numbers, and nothing else"
 
     model = (
         place.aggregator({"momentum": 0.0, "weighting": "equal"})
@@ -277,6 +284,48 @@ def test_attack_tokens_of_bytes_and_others_are_refused(tmp_path: Path, values: d
         prepared(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "tokenizer_config"),
+    [
+        ({"tokenizer_class": "ByT5Tokenizer"}, None),
+        ({"tokenizer_class": "ByT5Tokenizer"}, {"extra_ids": 3}),
+        ({}, {"tokenizer_class": "ByT5Tokenizer", "additional_special_tokens": [{"content": f"<extra_id_{at}>"} for at in range(125)]}),
+    ],
+    ids=["config.json alone", "a class there, sentinels here", "tokens as objects"],
+)  # fmt: skip
+def test_a_tokenizer_of_bytes_is_named_as_hugging_face_does(
+    tmp_path: Path, config: dict[str, Any], tokenizer_config: dict[str, Any] | None
+) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    out.mkdir()
+    bytes_of_it = next(member for member in MEMBERS if member.name == "ByT5")
+    bytes_of_it.write(folder)
+    bytes_of_it.model(384).save_pretrained(folder)
+    (folder / "tokenizer_config.json").unlink()
+    if tokenizer_config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    assert "tokenizer.json" in write_model(FolderModel(folder), out, seed=1).files
+    sentinels = 3 if tokenizer_config == {"extra_ids": 3} else 125
+    assert len(AutoTokenizer.from_pretrained(out)) == 259 + sentinels
+
+
+@pytest.mark.parametrize(("kind", "named"), [("mt5", "MT5Tokenizer"), ("umt5", "T5Tokenizer")])
+def test_pieces_alone_make_a_tokenizer_of_each_type(tmp_path: Path, kind: str, named: str) -> None:
+    """As Hugging Face has mT5: without tokenizer.json."""
+    folder, out = tmp_path / "model", tmp_path / "out"
+    out.mkdir()
+    member = next(member for member in MEMBERS if member.model_type == kind)
+    member.model().save_pretrained(folder)
+    (folder / "spiece.model").write_bytes(pieces_model())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": named, "extra_ids": 0}))
+    written = write_model(FolderModel(folder), out, seed=1)
+    made = json.loads((out / "tokenizer.json").read_text())
+    assert "tokenizer.json" in written.files
+    assert made["model"]["type"] == "Unigram"
+    assert list(odd_parts({"tokenizer.json": (out / "tokenizer.json").read_bytes()})) == []
+
+
 def test_attack_bytes_beside_a_file_of_pieces_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     next(member for member in MEMBERS if member.name == "T5").write(folder)
@@ -309,7 +358,9 @@ def test_every_type_that_is_taken_has_a_class_and_a_member() -> None:
     assert {name for names in MODEL_TYPES.values() for name in names.split(", ")} == {it.name for it in MEMBERS}
 
 
-# --- hostile configurations
+# --- hostile configurations: the other side chooses the type, every size, buckets and how far they go, activations,
+# what is tied and scaled, keys of other models, and the values' types; of ByT5's tokenizer its class, its number of
+# sentinels, their names, and which files lie beside it
 
 
 SIZES = st.one_of(st.integers(-1, 40), st.sampled_from([0, 1 << 20, 1 << 40, True, None, 1.5, "8", [8], {}]))

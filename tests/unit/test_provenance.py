@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorica.verify import told
+from lorica_coordinator.edges.models.model_card import made_of
 from lorica_coordinator.edges.models.provenance import provenance_of
 from lorica_coordinator.service.records import MaskedTotals, RoundRow, SignedModel, SiloRow
 from lorica_security.audit.chain import Head
@@ -255,6 +256,7 @@ def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_
         micro_exact_match=0.25,
     )
     exported = SignedModel(model=row.model, round=1, signature=b"")
-    made = provenance_of(plan, exported, rounds=[row], head=Head(), now=1.0, files={"config.json": "e" * 64})
-    assert made.exact_match == told_of_it
-    assert made.rounds[0].silos == 3
+    made = made_of([row], row.model)
+    signed = provenance_of(plan, exported, made=made, head=Head(), now=1.0, files={"config.json": "e" * 64})
+    assert signed.exact_match == made.score == told_of_it
+    assert signed.rounds[0].silos == 3

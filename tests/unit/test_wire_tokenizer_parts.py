@@ -23,6 +23,7 @@ from silo_agent.commands.plan_review import unusual
 from silo_agent.policy.rules import PolicyRules
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.model_folders import tokenizer_parts
+from silo_wire.model_folders.folder_tokenizer import byte_tokenizer
 from silo_wire.model_folders.tokenizer_parts import LETTERS, odd_parts
 from tests.support.tiny_t5 import bundle_of, random_model, sized_tokenizer, tokenizer_json, trained_pieces
 
@@ -402,6 +403,9 @@ POST_PROCESSORS = some_of(
         ),
     ),
 )
+BYTE_MODEL: dict[str, Any] = json.loads(byte_tokenizer(0).backend_tokenizer.to_str())["model"]
+"""ByT5's, whose letters are bytes; and such a one with merges, as CodeT5's is."""
+MERGED = {**BYTE_MODEL["vocab"], "le": len(BYTE_MODEL["vocab"]), "lee": len(BYTE_MODEL["vocab"]) + 1}
 AFFIXES = st.sampled_from((None, None, None, "", "##"))
 MODELS = st.one_of(
     st.builds(
@@ -417,6 +421,7 @@ MODELS = st.one_of(
         byte_fallback=FLAGS,
         ignore_merges=FLAGS,
     ),
+    st.sampled_from((BYTE_MODEL, {**BYTE_MODEL, "merges": [["l", "e"], ["le", "e"]], "vocab": MERGED})),
 )
 ADDED = st.lists(
     st.builds(

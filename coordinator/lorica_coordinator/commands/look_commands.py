@@ -1,8 +1,9 @@
 """What a federation has come to: `coordinator status`, `rounds`, `privacy`, and `export` of a model."""
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -17,9 +18,12 @@ from lorica_coordinator.commands.command_line import (
     say,
 )
 from lorica_security.console.terminal import Page, terminal
-from lorica_security.errors import StateError
+from lorica_security.errors import ConfigurationError, LoricaError, StateError
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
+
+if TYPE_CHECKING:
+    from lorica_coordinator.edges.operator_host.hub import Hub
 
 EXACT_MATCH: Final = "exact match"
 """By what answers count where a coordinator does not say."""
@@ -169,10 +173,20 @@ def export(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     directory: Dir = None,
     latest: Annotated[bool, typer.Option("--latest", help="The last model instead of the best by MicroAvg.")] = False,
+    push: Annotated[
+        str, typer.Option(metavar="OWNER/NAME", help="Also to this repository of the Hugging Face Hub, private if new.")
+    ] = "",
+    public: Annotated[bool, typer.Option("--public", help="Push where everybody can read it.")] = False,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of mode 0600 with the Hub's token; else HF_TOKEN.", show_default=False)
+    ] = None,
 ) -> None:
     """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
     from lorica_coordinator.edges.operator_host.export_client import fetch_export
 
+    if (public or token_file) and not push:
+        raise ConfigurationError("--public and --token-file are for --push OWNER/NAME")
+    hub = _hub(push, token_file, public=public) if push else None
     reached = reach(directory)
     if isinstance(reached, OnTheHost):
         coordinator = reached.coordinator
@@ -181,11 +195,28 @@ def export(
         if not chosen:
             raise StateError("no plan has been started, so there is no model: run coordinator plan start")
         name, model = reply.plan_name, Digest(chosen.hex())
-        enter_command(coordinator.folder, "export", plan=reply.plan_digest.hex(), model=model, folder=str(target))
+        to = {"pushed_to": hub.where} if hub else {}
+        enter_command(coordinator.folder, "export", plan=reply.plan_digest.hex(), model=model, folder=str(target), **to)
         coordinator.export(Digest(reply.plan_digest.hex()), model, target)
     else:
         name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)
     say(f"model {model[:16]} of plan {name} is in {target}")
+    if hub is not None:
+        from lorica_coordinator.edges.operator_host.hub import push as push_to
+
+        try:
+            commit = push_to(target, hub, message=f"Model {model[:16]} of plan {name}")
+        except LoricaError:
+            say(f"it was not pushed: {target} stays, and the command with another folder tries again")
+            raise
+        say(f"and in {hub.where}, commit {commit}")
+
+
+def _hub(repository: str, token_file: Path | None, *, public: bool) -> "Hub":
+    """Before anything is exported: what is wrong with it is told at once."""
+    from lorica_coordinator.edges.operator_host.hub import hub_of
+
+    return hub_of(repository, token_file=token_file, public=public, environment=os.environ)
 
 
 async def _status_and_groups(

@@ -1,12 +1,15 @@
 """`lorica try`, `demo` and `silos`: a federation of generated silos on this machine."""
 
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lorica_security.console.terminal import terminal
+from lorica_security.errors import ConfigurationError
 
 _Seed = Annotated[int, typer.Option(min=0, help="Of the generated silos and of the plan.")]
 _Values = Annotated[
@@ -44,6 +47,7 @@ def try_(
 ) -> None:
     """Try Lorica on this machine, in some two minutes: four generated silos, one coordinator and four agents over
     mutual TLS, which train a small model. At the end it prints what to do next."""
+    require_both_sides()
     from lorica.demo.run import run_demo
 
     console = terminal()
@@ -71,6 +75,22 @@ def demo(
 ) -> None:
     """As `lorica try --no-page --no-stay`, in another folder: what `make demo` runs."""
     try_(out, seed=seed, values=values, secure=secure, epsilon=epsilon, labels=labels, page=False, stay=False)
+
+
+def require_both_sides() -> None:
+    """Raises ConfigurationError where the wheel was installed for one side, or for none."""
+    try:
+        wanted = requires("lorica") or []
+    except PackageNotFoundError:  # the source, without an installation
+        return
+    of_a_side = [line for line in wanted if re.search(r"extra == ['\"](coordinator|silo)['\"]", line)]
+    names = [found[0] for line in of_a_side if (found := re.match(r"[A-Za-z0-9._-]+", line))]
+    missing = [name for name in names if not any(distributions(name=name))]
+    if missing:
+        raise ConfigurationError(
+            f"this runs a coordinator and agents, and {', '.join(missing)} of theirs is not installed: install the "
+            "wheel with its extra `lab` (ops/docs/deployment.md)"
+        )
 
 
 def silos(

@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Tokenizer
 
 from silo_wire.model_folders.model_folder import ModelFolder
-from silo_wire.model_folders.model_folder_read import OF_BYTES, sentinels_of
+from silo_wire.model_folders.model_folder_read import sentinels_of_bytes
 from silo_wire.model_folders.tokenizer_trial import without_panics
-from silo_wire.plans.model_files import MOST_BYTES, TOKENIZER_CONFIG_FILE, parsed
+from silo_wire.plans.model_files import PIECES_FILE, TOKENIZER_FILE
 
 _PAD, _END, _UNKNOWN = _SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 def read_tokenizer(held: ModelFolder, folder: Path) -> Any:
     """Of `held`, laid out in `folder`; raises whatever the libraries raise for files that make none."""
-    config = held.files.get(TOKENIZER_CONFIG_FILE, b"{}")
-    values = parsed(config, TOKENIZER_CONFIG_FILE, MOST_BYTES[TOKENIZER_CONFIG_FILE])
-    if values.get("tokenizer_class") == OF_BYTES:
-        return byte_tokenizer(sentinels_of(values))
+    sentinels = sentinels_of_bytes(held.files)
+    if sentinels is not None:
+        return byte_tokenizer(sentinels)
+    # Pieces alone are T5's, whatever class is named: the library's own table has none for umT5's, or for an older name.
+    alone = PIECES_FILE in held.files and TOKENIZER_FILE not in held.files
+    kind: Any = T5Tokenizer if alone else AutoTokenizer
     with without_panics():
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)  # nosec B615
+        return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)  # nosec B615
 
 
 def byte_tokenizer(sentinels: int) -> Any:

@@ -65,17 +65,13 @@ def read_folder(request: bytes) -> bytes:
     if CONFIG_FILE not in files:
         raise MalformedMessage(f"it has no {CONFIG_FILE}: give a Hugging Face folder")
     _require_class(CONFIG_FILE, t5_values(files[CONFIG_FILE]))
-    of_bytes = False
     for name in files:
         if name.endswith(".json") and name not in (CONFIG_FILE, TOKENIZER_FILE):
             value = parsed_file(name, files[name])
             if name == TOKENIZER_CONFIG_FILE:
                 _require_class(name, value)
-                of_bytes = value.get("tokenizer_class") == OF_BYTES
-                if of_bytes:
-                    sentinels_of(value)
     weights = {name: _tensors(folder, name) for name in _weights(folder)}
-    _try_tokenizer(files, of_bytes=of_bytes)
+    _try_tokenizer(files)
     told = json.dumps(
         {"files": {name: len(raw) for name, raw in files.items()}, "weights": weights}, separators=(",", ":")
     ).encode()
@@ -94,12 +90,18 @@ def _require_class(name: str, values: Mapping[str, Any]) -> None:
         raise MalformedMessage(f"{name} has extra_ids {str(extra)[:60]}: it must be 0 to {_MOST_EXTRA_IDS:,}")
 
 
-def sentinels_of(values: Mapping[str, Any]) -> int:
-    """How many sentinels a ByT5Tokenizer has; raises MalformedMessage for tokens of other names, or in another
-    order."""
+def sentinels_of_bytes(files: Mapping[str, bytes]) -> int | None:
+    """How many sentinels the ByT5Tokenizer of a folder's small files has, each in its form; None where they name
+    another tokenizer. Raises MalformedMessage for tokens of other names, or in another order."""
+    values = parsed_file(TOKENIZER_CONFIG_FILE, files.get(TOKENIZER_CONFIG_FILE, b"{}"))
+    named = values.get("tokenizer_class") or parsed_file(CONFIG_FILE, files[CONFIG_FILE]).get("tokenizer_class")
+    if named != OF_BYTES:
+        return None
     sentinels: int = values.get("extra_ids", _OF_BYTES_SENTINELS)
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        named = values.get(key)
+        listed = values.get(key)
+        tokens = listed if isinstance(listed, list) else [listed] if listed else []
+        named = [it.get("content") if isinstance(it, dict) else it for it in tokens]
         if named and named != [f"<extra_id_{at}>" for at in range(sentinels)]:
             raise MalformedMessage(
                 f"{TOKENIZER_CONFIG_FILE} has {key} that are not <extra_id_0> to <extra_id_{sentinels - 1}>, in this "
@@ -108,8 +110,8 @@ def sentinels_of(values: Mapping[str, Any]) -> int:
     return sentinels
 
 
-def _try_tokenizer(files: Mapping[str, bytes], *, of_bytes: bool) -> None:
-    if of_bytes:
+def _try_tokenizer(files: Mapping[str, bytes]) -> None:
+    if sentinels_of_bytes(files) is not None:
         if two := sorted(files.keys() & {TOKENIZER_FILE, PIECES_FILE, VOCABULARY_FILE}):
             raise MalformedMessage(
                 f"{TOKENIZER_CONFIG_FILE} has tokenizer_class {OF_BYTES}, which has no {two[0]}: remove one of the two"

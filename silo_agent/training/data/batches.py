@@ -13,13 +13,16 @@ from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.data.views import View
 
 IGNORED = -100
+UNCOUNTED = -1000
+"""A target's token that the decoder is told, and that does not count in the loss, is this less the token."""
 
 Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedExamples:
-    """Token ids of a split, tokenised once. Counts tell what the plan's limits or the vocabulary cost.
+    """Token ids of a split, tokenised once; those of targets that do not count are `UNCOUNTED` less the token. Counts
+    tell what the plan's limits or the vocabulary cost.
 
     `units` has the examples of each one to whom some belong; None where every example is a unit by itself.
     `other_inputs` are what further views of each example have in place of its input, view by view (views.py).
@@ -52,7 +55,8 @@ class EncodedExamples:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding.
+    """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding and `UNCOUNTED`
+    less the token for what does not count, of which `target_tokens` has none.
 
     So many rows as `views` says, one after the other, are views of one example.
     """
@@ -97,15 +101,29 @@ def encode_examples(
     # Without labels no target, not that of an empty text: nothing can be trained on it by mistake.
     of_labels = iter(tokenizer.encode([example.query for example in examples if example.query]))
     targets = [next(of_labels) if example.query else [] for example in examples]
+    kept = [tokenizer.cut(ids, max_output_tokens) for ids in targets]
     return EncodedExamples(
         inputs=cut(inputs),
-        targets=tuple(np.asarray(tokenizer.cut(ids, max_output_tokens), dtype=np.int32) for ids in targets),
+        targets=tuple(
+            np.asarray(_without_uncounted(tokenizer, ids, example), dtype=np.int32)
+            for ids, example in zip(kept, examples, strict=True)
+        ),
         inputs_cut=sum(len(ids) > max_input_tokens for ids in inputs),
         targets_cut=sum(len(ids) > max_output_tokens for ids in targets),
         targets_with_unknown=sum(tokenizer.unknown in ids for ids in targets),
         units=_units(examples),
         other_inputs=tuple(cut(tokenizer.encode(list(map(view.input_of, examples)))) for view in other_views),
     )
+
+
+def _without_uncounted(tokenizer: TextTokenizer, ids: list[int], example: Example) -> list[int]:
+    """Tokens count that have a character of `example.counted`, and the end where the token before it does."""
+    if example.counted is None or not ids:
+        return ids
+    places = tokenizer.places(example.query)[: len(ids) - 1]
+    counts = [any(begin < stop and start < end for begin, end in example.counted) for start, stop in places]
+    counts.append(bool(counts) and counts[-1])
+    return [token if counted else UNCOUNTED - token for token, counted in zip(ids, counts, strict=True)]
 
 
 def _units(examples: Sequence[Example]) -> tuple[tuple[int, ...], ...] | None:
@@ -162,9 +180,13 @@ def collate(
         input_ids=torch.from_numpy(input_ids).to(device),
         attention_mask=torch.from_numpy(attention_mask).to(device),
         labels=torch.from_numpy(_padded(targets, IGNORED, target)).to(device),
-        target_tokens=sum(map(len, targets)),
+        target_tokens=sum(map(counted_tokens, targets)),
         views=examples.views,
     )
+
+
+def counted_tokens(target: Ids) -> int:
+    return int((target >= 0).sum())
 
 
 def _length(examples: EncodedExamples, index: int) -> tuple[int, int]:

@@ -30,13 +30,17 @@ class UnitOwnsHalf(DataError):
 @dataclass(frozen=True, slots=True)
 class Example:
     """One question; `query` is empty where the silo has no labels. `unit` is whom it belongs to, where a plan groups
-    lines; keys beyond these are not read."""
+    lines; keys beyond these are not read.
+
+    `counted`: where in `query` the characters begin and end that count in the loss; None: all do.
+    """
 
     id: str
     question: str
     query: str
     db_id: str
     unit: str = ""
+    counted: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

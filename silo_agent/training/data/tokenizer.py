@@ -72,6 +72,10 @@ class TextTokenizer:
         """The ids of each text, uncut."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Where in `text` each token but the end begins and ends, in characters."""
+        return list(self._tokenizer.encode(text).offsets[:-1])
+
     def cut(self, ids: list[int], limit: int) -> list[int]:
         """`ids` with at most `limit` entries, the last of them the end token."""
         return ids if len(ids) <= limit else [*ids[: limit - 1], self.end]

@@ -30,6 +30,10 @@ class Task(Protocol):
         """Whether an input holds what `shown` gives, where the plan has schemas in inputs."""
 
     @property
+    def masks_loss(self) -> bool:
+        """Whether examples say which characters of a target count in the loss (`Example.counted`)."""
+
+    @property
     def label(self) -> str:
         """The key of a line that is not read of silos without labels."""
 

@@ -2,7 +2,7 @@
 names it as an entry point of group `lorica.tasks`."""
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,9 @@ Score = Callable[[str, str], float]
 """(the model's answer, the target) -> how much of it is right, from 0 to 1. Answers are untrusted text."""
 Text = Callable[[Mapping[str, object]], str]
 """Of a line's object; raises ValueError that says what is wrong with it."""
+Counted = Callable[[Mapping[str, object], str], Sequence[tuple[int, int]]]
+"""(a line's object, its target) -> where the characters of the target begin and end that count in the loss."""
+MOST_SPANS: Final = 1000
 MOST_CHARACTERS: Final = 8192
 """Of an answer that is scored; what is behind them counts as not said. A token may be thousands of characters long."""
 _NO_SCHEMA: Final = Schema("text", "", ())
@@ -36,7 +39,8 @@ class TextTask:
     texts.
 
     A line with all of `keys` is of this task, as far as keys tell; `label` is the key that is not read of silos without
-    labels. `needs` are modules without which data are refused, `remedy` what the error says then.
+    labels. `counted` says which characters of a target count in the loss; without it all do. `needs` are modules
+    without which data are refused, `remedy` what the error says then.
     """
 
     name: str
@@ -45,6 +49,7 @@ class TextTask:
     target: Text = field(default=lambda line: text_of(line, "target"))
     keys: Set[str] = frozenset({"input"})
     label: str = "target"
+    counted: Counted | None = None
     needs: tuple[str, ...] = ()
     remedy: str = "install it"
     chosen: str = ""
@@ -55,6 +60,10 @@ class TextTask:
     def metrics(self) -> tuple[str, ...]:
         first = self.chosen or next(iter(self.scores))
         return (first, *(name for name in self.scores if name != first))
+
+    @property
+    def masks_loss(self) -> bool:
+        return self.counted is not None
 
     def by(self, score: str) -> "TextTask":
         """With this score as the one that leaves; raises DataError for one that the task does not have."""
@@ -86,10 +95,11 @@ class TextTask:
         def example(value: Mapping[str, object], grouped_by: str) -> Example:
             if not labelled:
                 value = {key: said for key, said in value.items() if key != self.label}
-            given, target = self._made(self.input, value, "input"), ""
+            given, target, spans = self._made(self.input, value, "input"), "", None
             if labelled:
                 target = self._made(self.target, value, "target")
-            return Example(text_of(value, "id"), given, target, _NO_SCHEMA.db_id, unit_of(value, grouped_by))
+                spans = self._spans(value, target)
+            return Example(text_of(value, "id"), given, target, _NO_SCHEMA.db_id, unit_of(value, grouped_by), spans)
 
         splits = read_splits(
             folder, limits or DataLimits(), example, unit_field=unit_field, private=private, labelled=labelled
@@ -111,6 +121,20 @@ class TextTask:
         except Exception as error:  # of code that is not ours, on a line that may be anything
             raise LineFault(f"makes no {what}: {type(error).__name__}: {error}") from error
         return text_of({what: text}, what)
+
+    def _spans(self, line: Mapping[str, object], target: str) -> tuple[tuple[int, int], ...] | None:
+        if self.counted is None:
+            return None
+        try:
+            spans = tuple((begin, end) for begin, end in self.counted(line, target))
+        except Exception as error:  # of code that is not ours, on a line that may be anything
+            raise LineFault(f"has no tokens that count: {type(error).__name__}: {error}") from error
+        if len(spans) > MOST_SPANS:
+            raise LineFault(f"has {len(spans)} spans that count: more than {MOST_SPANS}")
+        for begin, end in spans:
+            if type(begin) is not int or type(end) is not int or not 0 <= begin < end <= len(target):
+                raise LineFault(f"counts {begin!r} to {end!r} of a target of {len(target)} characters")
+        return spans
 
     def _share(self, name: str, predicted: str, gold: str) -> float:
         """Errors say nothing of the answer: they may be told to others."""

@@ -17,6 +17,7 @@ class TextToSql:
     name: str = "sql"
     metrics: tuple[str, ...] = ("exact_match",)
     shows_schema: bool = True
+    masks_loss: bool = False
     label: str = "query"
 
     def marked_by(self, keys: Set[str]) -> bool:

@@ -48,6 +48,7 @@ class WikiSql:
     name: str = "wikisql"
     metrics: tuple[str, ...] = METRICS
     shows_schema: bool = True
+    masks_loss: bool = False
     label: str = "sql"
 
     def marked_by(self, keys: Set[str]) -> bool:

@@ -87,7 +87,7 @@ def unpadded(batch: Batch, index: int) -> Batch:
     mask = batch.attention_mask[index : index + 1]
     labels = batch.labels[index : index + 1]
     source = max(1, int(mask.sum()))
-    target = max(1, int((labels >= 0).sum()))
+    target = max(1, int((labels != IGNORED).sum()))
     return Batch(
         input_ids=batch.input_ids[index : index + 1, :source],
         attention_mask=mask[:, :source],

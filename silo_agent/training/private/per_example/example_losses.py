@@ -1,5 +1,5 @@
-"""The loss of each example: the mean cross entropy of its own target tokens, so that no example changes that of
-another."""
+"""The loss of each example: the mean cross entropy of its own target tokens that count, so that no example changes that
+of another; 0, and without a gradient, where none does."""
 
 import torch
 from torch.nn import functional
@@ -23,7 +23,7 @@ def example_losses(model: T5, batch: Batch) -> torch.Tensor:
             use_cache=False,
         )[0]
     logits = model.lm_head(hidden * config.d_model**-0.5 if scales_output(config) else hidden).float()
-    labels = batch.labels
+    labels = batch.labels.clamp(min=IGNORED)
     # Row by row, not with the vocabulary in the middle, which takes half as much time again.
     losses = functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
