@@ -163,7 +163,7 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
         _require_fit(held, shown)
         with held.laid_out() as folder, without_panics():
             kind = model_class(t5_config(held.files[CONFIG_FILE]))
-            loaded: Any = kind.from_pretrained(  # nosec B615  # a folder, never the Hub
+            loaded: Any = kind.from_pretrained(  # a folder, never the Hub
                 folder,
                 use_safetensors=True,
                 trust_remote_code=False,

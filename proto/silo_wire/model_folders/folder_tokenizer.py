@@ -28,7 +28,7 @@ def read_tokenizer(held: ModelFolder, folder: Path) -> Any:
     alone = PIECES_FILE in held.files and TOKENIZER_FILE not in held.files
     kind: Any = T5Tokenizer if alone else AutoTokenizer
     with without_panics():
-        return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)  # nosec B615
+        return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 def byte_tokenizer(sentinels: int) -> Any:
