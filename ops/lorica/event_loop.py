@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
     """As asyncio.run. Where this thread runs a loop already, in a thread of its own, which is waited for; an
-    interruption cancels the work, and is raised once that has ended."""
+    interruption cancels the work, and is raised once that has ended; a second one is raised at once."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -22,6 +22,7 @@ from lorica.demo.observer import FederationView
 from lorica.demo.processes import environment
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
+from lorica_security.errors import Conflict, exit_code
 from tests.support.background import in_the_background
 from tests.support.waiting import until
 
@@ -98,6 +99,16 @@ def test_it_opens_the_page_of_the_federation_that_runs(tried: Tried) -> None:
     assert (tried.place / "opened").read_text(encoding="utf-8") == f"200 {told[1]}\n"
     with urlopen(told[1]) as page:  # still: coordinator and agents go on
         assert page.status == 200
+
+
+def test_a_federation_that_is_at_work_is_not_replaced(tried: Tried) -> None:
+    """By whoever types the same once more, in another terminal."""
+    words = [sys.executable, "-m", "lorica.cli", "try", "--no-page", "--no-stay"]
+    done = subprocess.run(words, cwd=tried.place, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == exit_code(Conflict(""))
+    assert re.search(r"another demo .* works on", done.stderr)
+    assert "Traceback" not in done.stderr
+    tried.check()
 
 
 def test_silos_without_labels_have_none_and_take_their_turn(tried: Tried) -> None:

@@ -1,6 +1,7 @@
 """What is told to JSON lines, TensorBoard and MLflow: nothing that people are not shown, each round once, and nothing
 that others chose gets beyond a name or a number."""
 
+import errno
 import json
 import math
 import os
@@ -139,10 +140,10 @@ def test_a_round_that_may_change_is_not_told_yet(row: RoundRow, phase: str) -> N
     assert len(points_of(row, phase=phase, more=1)) == (row.outcome != "running") * (1 + (phase == "finished"))
 
 
-@given(values=st.dictionaries(names, numbers, max_size=8), seconds=numbers)
+@given(values=st.dictionaries(names | st.text("./-a", max_size=12), numbers, max_size=8), seconds=numbers)
 def test_whatever_others_chose_is_a_name_and_a_finite_number(values: Mapping[str, float], seconds: float) -> None:
     kept = finite(values)
-    assert all(NAME.fullmatch(name) and ".." not in name[:2] for name in kept)
+    assert all(NAME.fullmatch(name) and not {"", ".", ".."} & set(name.split("/")) for name in kept)
     assert all(math.isfinite(value) for value in kept.values())
     assert 0 <= instant(seconds) < 253_402_300_800
 
@@ -154,6 +155,59 @@ paths = st.text("./-a", max_size=12)
 def test_the_folder_of_a_run_stays_where_runs_are(name: str, of: str, plan: str) -> None:
     title = Run(plan=plan, name=name, of=of, federation="north").title
     assert (Path("/runs") / title).resolve().parent == Path("/runs")
+
+
+runs = st.builds(
+    Run,
+    plan=st.sampled_from(("ab" * 32, "ac" * 32)),
+    name=st.sampled_from(("demo", "a" * 64, "b")),
+    of=st.sampled_from(("coordinator", "silo bank", f"silo {'c' * 63}")),
+    federation=st.sampled_from(("north", "south")),
+)
+
+
+@given(one=runs, other=runs)
+def test_no_two_runs_have_one_folder_or_one_key(one: Run, other: Run) -> None:
+    """However long the names are that stand in both; a plan has one name."""
+    same = (one.federation, one.of, one.plan) == (other.federation, other.of, other.plan)
+    assert (one.title[-16:] == other.title[-16:]) == same
+    keys = [replace(point(1), run=run).key for run in (one, other)]
+    assert (keys[0] == keys[1]) == same
+
+
+def test_two_silos_are_told_in_one_file(tmp_path: Path) -> None:
+    file = JsonLines(tmp_path / "rounds.jsonl")
+    of_both = [replace(point(1), run=replace(RUN, of=f"silo {silo}")) for silo in ("bank", "clinic")]
+    assert [file.take([each]) for each in of_both] == [1, 1]
+    file.close()
+    again = JsonLines(tmp_path / "rounds.jsonl")
+    assert again.take(of_both) == 0
+    again.close()
+
+
+def test_a_point_of_any_size_leaves_a_file_that_is_read_again(tmp_path: Path) -> None:
+    """As a hostile coordinator's silos by the thousand would make it."""
+    values = finite({f"silo/{'s' * 60}-{number}/{'v' * 60}": 1e-300 for number in range(20_000)})
+    file = JsonLines(tmp_path / "rounds.jsonl")
+    file.take([replace(point(1), values=values)])
+    file.close()
+    JsonLines(tmp_path / "rounds.jsonl").close()
+
+
+@pytest.mark.parametrize("value", ["1e999", "null", '"x"', "[]"])
+def test_a_line_that_no_tracker_wrote_is_named(tmp_path: Path, value: str) -> None:
+    line = f'{{"run": {{"plan": "ab", "of": "x", "federation": "y"}}, "round": {value}, "attempt": 1, "what": "round"}}'
+    (tmp_path / "rounds.jsonl").write_text(f"{line}\n")
+    with pytest.raises(IntegrityError, match="choose another"):
+        JsonLines(tmp_path / "rounds.jsonl")
+
+
+def test_a_file_that_is_taken_away_is_said_to_be(tmp_path: Path) -> None:
+    file = JsonLines(tmp_path / "rounds.jsonl")
+    (tmp_path / "rounds.jsonl").unlink()
+    with pytest.raises(StorageError, match="taken away"):
+        file.take(POINTS)
+    file.close()
 
 
 def entry(event: Event, **details: Particular) -> Entry:
@@ -287,6 +341,44 @@ def test_tensorboard_has_a_folder_for_each_run_and_each_point_once(tmp_path: Pat
     folders = sorted(path for path in tmp_path.rglob("*") if path.is_dir())
     assert [path.parent for path in folders[1:]] == [tmp_path / "runs"] * 2
     assert [len(list(path.glob("events.*"))) for path in folders[1:]] == [1, 1]
+
+
+def test_rounds_of_one_second_are_each_in_an_event_file_of_their_own(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path / "runs")
+    assert [sink.take(POINTS[:told]) for told in range(1, len(POINTS) + 1)] == [1] * len(POINTS)
+    sink.close()
+    files = list(tmp_path.rglob("events.*"))
+    assert len(files) == len(POINTS)
+    for number in range(1, len(POINTS) + 1):
+        step = b"\x10" + bytes([number])  # field 2 of an Event
+        assert any(step in file.read_bytes() for file in files)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = TensorBoard(tmp_path / "runs")
+    with monkeypatch.context() as full:
+
+        def no_space(self: object, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr("tensorboardX.record_writer.RecordWriter.write", no_space)
+        with pytest.raises(StorageError, match="free some space"):
+            sink.take(POINTS)
+    assert list(tmp_path.rglob("events.*")) == []
+    assert sink.take(POINTS) == len(POINTS)
+    sink.close()
+
+
+def test_no_link_is_followed_into_anothers_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / RUN.title).symlink_to(tmp_path / "elsewhere")
+    sink = TensorBoard(tmp_path / "runs")
+    with pytest.raises(StorageError, match="is a link"):
+        sink.take(POINTS)
+    sink.close()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 class Ends(Exception):

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorica.tracking import http_json
+from lorica.tracking import http_json, mlflow
 from lorica.tracking.http_json import HttpJson, server_at
 from lorica.tracking.mlflow import Mlflow
 from lorica.tracking.point import Point, Run
@@ -191,6 +191,44 @@ def test_no_answer_of_mlflows_gets_into_a_request_but_an_id(experiment: object, 
             assert name.isascii()
 
 
+def answering(**changed: Mapping[str, Any]) -> Answering:
+    return Answering(
+        {
+            "experiments/get-by-name": {"experiment": {"experiment_id": "7"}},
+            "runs/search": {"runs": [{"info": {"run_id": "a1"}, "data": {}}]},
+            "runs/log-batch": {},
+            **changed,
+        }
+    )
+
+
+def test_a_slow_server_gets_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that other tools have their turn in between; in the end it has each point once."""
+    monkeypatch.setattr(mlflow, "PATIENCE_S", 0.0)
+    server = answering()
+    sink = Mlflow(server, "lorica")
+    points = [replace(POINT, round=number) for number in range(1, 4)]
+    assert [sink.take(points) for _ in range(4)] == [1, 1, 1, 0]
+    sent = [json.loads(content) for call, content in server.sent if call == "runs/log-batch"]  # type: ignore[attr-defined]
+    assert [each["metrics"][0]["step"] for each in sent] == [1, 2, 3]
+
+
+def test_a_run_that_was_deleted_there_is_looked_for_anew() -> None:
+    class Deleted(Answering):
+        def _ask(self, method: str, call: str, content: bytes | None) -> Mapping[str, Any]:
+            if call == "runs/log-batch" and b'"gone"' in (content or b""):
+                raise StateError("answers with 400: it is deleted")
+            return super()._ask(method, call, content)
+
+    server = Deleted(dict(answering().answers))  # type: ignore[attr-defined]
+    server.answers["runs/search"] = {"runs": [{"info": {"run_id": "gone"}, "data": {}}]}  # type: ignore[attr-defined]
+    sink = Mlflow(server, "lorica")
+    with pytest.raises(StateError, match="choose another --experiment"):
+        sink.take([POINT])
+    server.answers["runs/search"] = {"runs": [{"info": {"run_id": "new"}, "data": {}}]}  # type: ignore[attr-defined]
+    assert sink.take([POINT]) == 1
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -204,6 +242,10 @@ def test_no_answer_of_mlflows_gets_into_a_request_but_an_id(experiment: object, 
         "file:///tmp/mlruns",
         "mlflow.example.org",
         "https://",
+        "http://[::1",
+        "https://a..example.org",
+        f"https://{'a' * 64}.example.org",
+        "https://mlflow.example.org:0",
         "",
     ],
 )
@@ -217,6 +259,14 @@ def test_an_address_that_would_show_rounds_or_credentials_is_refused(url: str) -
 )
 def test_an_address_that_shows_nothing_is_taken(url: str) -> None:
     assert server_at(url, credentials=None, authorities=None).secure is url.startswith("https")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nx\n"])
+def test_authorities_that_are_none_are_named(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "ca.pem").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"ca\.pem"):
+        server_at("https://m.example.org", credentials=None, authorities=tmp_path / "ca.pem")
 
 
 def test_credentials_that_others_can_read_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,13 +21,15 @@ from lorica.demo.scoring import Score, Scoring, score_silos
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
 from lorica_security.console.terminal import show_table
-from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.host.process_lock import ProcessLock
 from silo_agent.edges.disk.plan_store import PlanStore
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2
 
 MARKER = ".lorica-demo"
+LOCK = ".lorica-demo.lock"
 POLL_S = 0.5
 LONGEST_S = 1800.0
 
@@ -197,16 +199,38 @@ def _telling_of_an_interruption(console: Console) -> Iterator[None]:
         raise
 
 
-def prepare(place: Layout) -> None:
-    """An empty folder; an earlier demo's is replaced, anybody else's is refused."""
+@contextmanager
+def prepared(place: Layout) -> Iterator[None]:
+    """An empty folder; an earlier demo's is replaced, anybody else's is refused, and that of one that is at work as
+    well. No other demo takes it while inside.
+
+    Raises ConfigurationError, Conflict, StorageError.
+    """
+    with ExitStack() as held:
+        try:
+            _empty(place, held)
+        except OSError as error:
+            raise StorageError(
+                f"{place.out} cannot be used: {error.strerror or error}; choose another folder"
+            ) from error
+        yield
+
+
+def _empty(place: Layout, held: ExitStack) -> None:
+    """The mark of a demo goes first and is never missing: what is cut off here can be gone on with."""
     out = place.out
-    if out.exists() and any(out.iterdir()):
-        if not (out / MARKER).exists():
-            raise ConfigurationError(f"{out} holds files that no demo made: choose another folder with OUT=DIR")
-        shutil.rmtree(out)
-    (out / "logs").mkdir(parents=True)
-    (out / "agents").mkdir()
+    if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise ConfigurationError(f"{out} holds files that no demo made: choose another folder with OUT=DIR")
+    out.mkdir(parents=True, exist_ok=True)
+    held.enter_context(ProcessLock(out / LOCK, "demo"))
     (out / MARKER).write_text("made by lorica demo; the next demo replaces this folder\n")
+    for left in out.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        elif left.name not in (LOCK, MARKER):
+            left.unlink()
+    (out / "logs").mkdir()
+    (out / "agents").mkdir()
 
 
 def _set_up_coordinator(place: Layout, plan: Sequence[str]) -> None:

@@ -74,8 +74,8 @@ def next_steps(of: WhatIsLeft, *, lives: bool) -> Iterator[NextStep]:
 def elsewhere() -> Iterator[NextStep]:
     """What goes on from there, in a folder of its own or with other people."""
     lorica = f"{_words('lorica')} try"
-    yield NextStep("the same under masks", f"{lorica} --secure")
-    yield NextStep("the same under differential privacy", f"{lorica} --epsilon 8")
+    yield NextStep("the same under masks", f"{lorica} --secure --out lorica-try-masked")
+    yield NextStep("the same under differential privacy", f"{lorica} --epsilon 8 --out lorica-try-private")
     yield NextStep("data of your own", f"{_words('silo-agent')} import FILE --out DIR")
     yield NextStep(
         "two hosts", f"{_words('coordinator')} init DIR --host NAME, then {_words('coordinator')} invite SILO"

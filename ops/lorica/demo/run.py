@@ -7,9 +7,11 @@ folder `out`, with summary.json on top.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.demo import guide, half_labels
-from lorica.demo.federation import Layout, Outcome, Scene, export_and_score, federation, prepare
+from lorica.demo.federation import Layout, Outcome, Scene, export_and_score, federation, prepared
 from lorica.demo.plan import DEMO_PLAN, MASKED_PLAN, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
 from lorica.demo.processes import in_parallel, run
 from lorica.demo.silos.query_log import TEST, query_log
@@ -26,7 +28,7 @@ from lorica.demo.silos.specification import SiloSpecification
 from lorica.demo.warm_start import write_textbook_start
 from lorica_coordinator.service.records import COMPLETED
 from lorica_security.console.terminal import show_table
-from lorica_security.errors import StateError
+from lorica_security.errors import ConfigurationError, StateError
 
 SUMMARY: Final = "summary.json"
 
@@ -53,9 +55,30 @@ def run_demo(
     """
     if labels:
         half_labels.require_sound(labels, secure=secure, private=epsilon is not None)
+    if epsilon is not None and not math.isfinite(epsilon):
+        raise ConfigurationError(f"epsilon {epsilon} promises nothing: give a number such as 8, or leave it out")
+    place = Layout(out.absolute())
+    asked = _Asked(seed=seed, values=values, secure=secure, epsilon=epsilon, labels=labels, page=page, stay=stay)
+    with prepared(place):
+        return _run_in(place, asked, console)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """As `run_demo` says."""
+
+    seed: int
+    values: Sequence[str]
+    secure: bool
+    epsilon: float | None
+    labels: str
+    page: bool
+    stay: bool
+
+
+def _run_in(place: Layout, asked: _Asked, console: Console) -> dict[str, Any]:
+    seed, values, secure, epsilon, labels = asked.seed, asked.values, asked.secure, asked.epsilon, asked.labels
     began = time.monotonic()
-    place = Layout(out.resolve())
-    prepare(place)
     names = list(half_labels.NAMES) if labels else [silo.name for silo in SILOS]
     plan: Sequence[str] = MASKED_PLAN if secure else DEMO_PLAN
     policy: dict[str, object] = {}
@@ -82,9 +105,9 @@ def run_demo(
     scene = Scene(names=names, plan=(*plan, "--seed", str(seed), *given), policy=policy, pins=secure)
     judged = half_labels.judged_on(place.out / "silos", place.answers) if labels else {}
     with ExitStack() as running:
-        lives = running.enter_context(federation(place, scene, console, opened=page))
+        lives = running.enter_context(federation(place, scene, console, opened=asked.page))
         watched = lives.watch(console)
-        if not stay:
+        if not asked.stay:
             running.close()
         outcome = export_and_score(place, scene, watched, console, judged=judged)
         summary = _summary(outcome, seconds=time.monotonic() - began)
@@ -101,8 +124,8 @@ def run_demo(
             f"Everything is in {place.out}: model/ loads with from_pretrained, {SUMMARY} has the figures.",
             soft_wrap=True,
         )
-        guide.show(console, _next_steps(place, names[0], lives=stay))
-        if stay:
+        guide.show(console, _next_steps(place, names[0], lives=asked.stay))
+        if asked.stay:
             guide.stay(console, lives.processes, lives.page)
     return summary
 

@@ -18,7 +18,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from lorica.demo.federation import Layout, Outcome, Scene, prepare, run_federation
+from lorica.demo.federation import Layout, Outcome, Scene, prepared, run_federation
 from lorica.demo.plan import ROOM_FOR_THE_FILTER, private_plan, set_arguments
 from lorica.demo.run import spent, write_private_silos
 from lorica.privacy_utility.answers import Answers
@@ -170,9 +170,9 @@ def _trained(
     variant: str = TODAY,
 ) -> Row:
     place = Layout(shared / f"epsilon-{epsilon:g}{'' if variant == TODAY else f'-{variant}'}", shared)
-    prepare(place)
     answers = Answers()
-    outcome: Outcome = run_federation(place, scene, console, score=answers)
+    with prepared(place):
+        outcome: Outcome = run_federation(place, scene, console, score=answers)
     before, after = outcome.before.values(), outcome.after.values()
     return Row(
         data=data,

@@ -20,7 +20,7 @@ from lorica_security.visible_text import visible
 
 PREFIX: Final = "/api/2.0/mlflow/"
 TIMEOUT_S: Final = 10.0
-LONGEST_S: Final = 60.0
+LONGEST_S: Final = 20.0
 """Of one call, however slowly its answer comes; then the connection is cut."""
 MOST_BYTES: Final = 4 << 20
 MOST_WORDS: Final = 300
@@ -61,7 +61,7 @@ class HttpJson:
             connection.request(method, f"{self.path}{PREFIX}{call}", content, headers)
             reply = connection.getresponse()
             read = _all_of(reply)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise Unreachable(f"{self.where} does not answer: {visible(str(error))[:MOST_WORDS]}") from error
         finally:
             late.cancel()
@@ -112,12 +112,13 @@ def server_at(url: str, *, credentials: Path | None, authorities: Path | None) -
 
     `credentials` is a file with a token, or with NAME:PASSWORD.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise ConfigurationError(f"{url!r} is no address: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
         raise ConfigurationError(f"{url!r} is no address of a server: write https://HOST, or http://127.0.0.1:5000")
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("credentials do not belong into an address, which others see: give --credentials FILE")
@@ -126,6 +127,11 @@ def server_at(url: str, *, credentials: Path | None, authorities: Path | None) -
         raise ConfigurationError(f"{url} is not on this machine, and would be reached in clear: use https")
     if not secure and authorities:
         raise ConfigurationError("--ca is for https")
+    if authorities:
+        try:
+            ssl.create_default_context(cafile=str(authorities))
+        except OSError as error:  # SSLError is one
+            raise ConfigurationError(f"{authorities} holds no authorities in PEM: {error}") from error
     return HttpJson(
         where=f"{parts.scheme}://{parts.netloc}",
         host=parts.hostname,

@@ -59,6 +59,8 @@ class JsonLines:
         new = [point for point in points if point.key not in self._known]
         if not new:
             return 0
+        if not os.fstat(self._file).st_nlink:
+            raise StorageError(f"{self._path} was taken away: start the tracker again")
         try:
             for point in new:
                 _write_all(self._file, _line(point))
@@ -90,8 +92,10 @@ class JsonLines:
     def _key(self, line: bytes, at: int) -> Key:
         try:
             read = json.loads(line)
-            return str(read["run"]["plan"]), int(read["round"]), int(read["attempt"]), str(read["what"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            run = read["run"]
+            of = str(run["federation"]), str(run["of"]), str(run["plan"])
+            return *of, int(read["round"]), int(read["attempt"]), str(read["what"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise self._not_ours(at) from error
 
     def _not_ours(self, at: int) -> IntegrityError:

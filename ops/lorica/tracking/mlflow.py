@@ -5,6 +5,7 @@ into the environment that holds the federation's keys (ADR 27).
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -17,6 +18,8 @@ TRACKED: Final = "lorica.tracked"
 """Tag of a run: the newest point that it has, as its key. It is sent with the last numbers of that point."""
 MOST_METRICS: Final = 500
 """In one request; the server takes 1,000."""
+PATIENCE_S: Final = 20.0
+"""Of one `take`: what a slow server has not got by then it gets at the next, so that other tools have their turn."""
 _ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _MISSING: Final = "RESOURCE_DOES_NOT_EXIST"
 _THERE: Final = "RESOURCE_ALREADY_EXISTS"
@@ -43,10 +46,19 @@ class Mlflow:
             self._runs[run], self._tracked[run] = self._found(run)
         keys = [_key(point) for point in points]
         begin = keys.index(self._tracked[run]) + 1 if self._tracked[run] in keys else 0
+        until = time.monotonic() + PATIENCE_S
+        sent = 0
         for point, key in zip(points[begin:], keys[begin:], strict=True):
-            self._send(self._runs[run], point, key)
+            try:
+                self._send(self._runs[run], point, key)
+            except StateError as error:
+                del self._runs[run]  # it may have been deleted there: it is looked for, or made, anew
+                raise StateError(f"{error}; restore what was deleted there, or choose another --experiment") from error
             self._tracked[run] = key
-        return len(points) - begin
+            sent += 1
+            if time.monotonic() > until:
+                break
+        return sent
 
     def _send(self, run_id: str, point: Point, key: str) -> None:
         """A point whose tag did not arrive is sent again: its numbers have the same key, step and instant, which the

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lorica.tracking.point import Point, Run, finite, instant, name_of
+from lorica.tracking.point import Point, Run, finite, instant, name_of, words_of
 from lorica_coordinator.commands.command_line import OnTheHost, reach
 from lorica_security.errors import Unreachable
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
@@ -42,7 +42,12 @@ def points_of(status: operator_pb2.StatusReply, rounds: operator_pb2.ListRoundsR
     the plan's end."""
     if not status.plan_digest:
         return
-    run = Run(plan=status.plan_digest.hex(), name=status.plan_name, of="coordinator", federation=status.federation)
+    run = Run(
+        plan=status.plan_digest.hex(),
+        name=words_of(status.plan_name),
+        of="coordinator",
+        federation=words_of(status.federation),
+    )
     score = rounds.score or "exact match"
     changing = len(rounds.rounds) - (status.phase != ENDED)
     for record in rounds.rounds[:changing]:
@@ -52,7 +57,7 @@ def points_of(status: operator_pb2.StatusReply, rounds: operator_pb2.ListRoundsR
                 round=record.round,
                 attempt=record.attempt,
                 what="round",
-                outcome=record.outcome,
+                outcome=words_of(record.outcome),
                 unix_s=instant(record.closed_unix_s or record.opened_unix_s),
                 values=finite(dict(_values(record, score))),
             )

@@ -1,12 +1,17 @@
 """What is tracked: one attempt at a round, or one part of a silo in it, with finite numbers alone."""
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 LONGEST_NAME: Final = 120
+LONGEST_WORDS: Final = 60
+MOST_VALUES: Final = 2000
+"""Of one point: several of some hundred silos. Its line stays below what JsonLines reads."""
 _YEAR_10000: Final = 253_402_300_800
 _OTHERS: Final = re.compile(r"[^A-Za-z0-9_./-]+")
 
@@ -24,11 +29,13 @@ class Run:
 
     @property
     def title(self) -> str:
-        """For people, and as the name of a folder."""
-        return name_of(f"{self.of}-{self.name}-{self.plan[:12]}").replace("/", "_").replace("..", "_")
+        """For people, and as the name of a folder: no two runs have one."""
+        whole = "\0".join((self.federation, self.of, self.plan)).encode()
+        words = name_of(f"{self.of}-{self.name}").replace("/", "_").replace("..", "_")
+        return f"{words[:LONGEST_WORDS]}-{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
-Key = tuple[str, int, int, str]
+Key = tuple[str, str, str, int, int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,8 @@ class Point:
     @property
     def key(self) -> Key:
         """The same for the same point, whoever reads it again."""
-        return self.run.plan, self.round, self.attempt, self.what
+        run = self.run
+        return run.federation, run.of, run.plan, self.round, self.attempt, self.what
 
 
 class Source(Protocol):
@@ -71,8 +79,15 @@ class Sink(Protocol):
 
 
 def name_of(text: str) -> str:
-    """A name of a value that every tool takes: what others chose is cut, and no separator of theirs stays."""
-    return _OTHERS.sub("_", text)[:LONGEST_NAME].strip("._/ ") or "_"
+    """A name of a value that every tool takes: what others chose is cut, and nothing of it leads up or stands empty
+    between separators."""
+    parts = [part for part in _OTHERS.sub("_", text)[:LONGEST_NAME].split("/") if part.strip("._ ")]
+    return "/".join(parts).strip("._/ ") or "_"
+
+
+def words_of(text: str) -> str:
+    """What others chose to be read by people, cut."""
+    return text[:LONGEST_NAME]
 
 
 def instant(unix_s: float) -> float:
@@ -81,5 +96,6 @@ def instant(unix_s: float) -> float:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Without what is no number: a curve has a gap there."""
-    return {name_of(name): float(value) for name, value in values.items() if math.isfinite(value)}
+    """Without what is no number, where a curve has a gap; and no more than MOST_VALUES."""
+    kept = ((name_of(name), float(value)) for name, value in values.items() if math.isfinite(value))
+    return dict(islice(kept, MOST_VALUES))
