@@ -424,7 +424,7 @@ T5_CONFIG = '{"model_type": "t5"}'
             {"config__json": T5_CONFIG, "tokenizer_config__json": '{"auto_map": {"AutoTokenizer": ["evil.T", null]}}'},
             ["tokenizer_config.json", "auto_map"],
         ),
-        ({"config__json": '{"model_type": "bert"}'}, ["model_type 'bert'", "only t5"]),
+        ({"config__json": '{"model_type": "bert"}'}, ["model_type 'bert'", "only those of T5"]),
         ({"config__json": "{"}, ["config.json"]),
         ({"config__json": "[]"}, ["config.json"]),
         ({}, ["config.json"]),

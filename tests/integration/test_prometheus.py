@@ -96,7 +96,7 @@ NOISE_AT_THE_COORDINATOR = {"security: Epsilon of the plan, share spent"}
 NOISE_AT_SILOS = {"security: Epsilon of silos that let it be seen, share spent"}
 SUMMED_UNDER_MASKS = {"security: Execution accuracy, summed under masks"}
 OF_SINGLE_SILOS = {
-    "federation: Exact match per silo",
+    "federation: Score per silo: $score",
     "federation: Share of the weighted mean",
     "federation: Loss reduction per silo",
     "federation: Training loss, mean of silos",

@@ -329,7 +329,7 @@ def test_two_trackers_do_not_write_one_file(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_a_folder_for_each_run_and_each_point_once(tmp_path: Path) -> None:
-    """What the event files hold is read back by TensorBoard itself: tests/end_to_end/test_tracking.py."""
+    """What the event files hold is read back by TensorBoard itself: tests/end_to_end/test_tracked_rounds.py."""
     other = Point(
         run=Run(plan="cd" * 32, name="../../x", of="silo bank", federation="north"),
         round=1, attempt=1, what="training", outcome="left", unix_s=1e9, values={"bytes": 1.0},
