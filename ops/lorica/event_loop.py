@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
+STARTS_S: Final = 10.0
+"""Within which a thread is at work."""
 
 
 def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
@@ -26,12 +29,20 @@ def _in_another_thread(work: Coroutine[Any, Any, Result]) -> Result:
         begun.set_result((asyncio.get_running_loop(), task))
         return await task
 
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(asyncio.run, noted())
+    done: Future[Result] = Future()
+
+    def run() -> None:
         try:
-            return done.result()
-        except BaseException:
-            if not done.done():  # this thread was interrupted, the work was not
-                loop, task = begun.result()
-                loop.call_soon_threadsafe(task.cancel)
-            raise
+            done.set_result(asyncio.run(noted()))
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is raised where it is waited for
+            done.set_exception(error)
+
+    try:
+        Thread(target=run).start()
+        return done.result()
+    except BaseException:
+        if not done.done():  # this thread was interrupted, perhaps while it started the other; the work was not
+            loop, task = begun.result(STARTS_S)
+            loop.call_soon_threadsafe(task.cancel)
+            wait([done])
+        raise
