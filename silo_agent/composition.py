@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from cryptography import x509
 from rich.console import Console
@@ -18,7 +17,7 @@ from lorica_security.console.terminal import terminal
 from lorica_security.daemon.clock_watch import watched_clock
 from lorica_security.daemon.heartbeat import beating
 from lorica_security.daemon.kept_ballast import kept_ballast
-from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.listen_address import address, is_loopback
 from lorica_security.daemon.sealed_log import kept_log
 from lorica_security.errors import LoricaError
 from lorica_security.host.software_version import software_version
@@ -142,13 +141,7 @@ def _model_scores(folder: SiloFolder) -> Mapping[str, Mapping[str, float]]:
 
 
 def _is_loopback(listen: str) -> bool:
-    if not listen:
-        return False
-    host = address(listen).host
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return bool(listen) and is_loopback(address(listen).host)
 
 
 def _told_of_answers(ground: Ground, metrics: SiloMetrics | None, display: TerminalDisplay | LogDisplay) -> OnAnswers:

@@ -119,7 +119,7 @@ def test_attack_a_redirect_is_not_followed(hub: HubServer, folder: Path, status:
 def test_attack_the_model_in_clear_to_another_host(
     hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "_is_loopback", lambda host: host == "127.0.0.1" and next(first))
+    monkeypatch.setattr(hub_module, "is_loopback", lambda host: host == "127.0.0.1" and next(first))
     first = itertools.chain([True], itertools.repeat(False))  # the hub's own address, and then none
     with pytest.raises(MalformedMessage, match="in clear"):
         push(folder, at(hub), message=MESSAGE)

@@ -25,12 +25,12 @@ from lorica_coordinator.commands.silo_commands import warn_of
 from lorica_coordinator.edges.check.told_address import own_hosts
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
-from lorica_coordinator.edges.status_page.entrance import is_loopback
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.opened import Coordinator, disks, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from lorica_security.console.terminal import terminal
+from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError
 from lorica_security.host import ballast, files, key_file
 from lorica_security.host.private_memory import keep_memory_private

@@ -2,7 +2,6 @@
 
 import base64
 import http.client
-import ipaddress
 import json
 import socket
 import ssl
@@ -14,6 +13,7 @@ from threading import Timer
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, MalformedMessage, StateError, Unreachable
 from lorica_security.host.files import read_private
 from lorica_security.visible_text import visible
@@ -123,7 +123,7 @@ def server_at(url: str, *, credentials: Path | None, authorities: Path | None) -
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("credentials do not belong into an address, which others see: give --credentials FILE")
     secure = parts.scheme == "https"
-    if not secure and not _is_loopback(parts.hostname):
+    if not secure and not is_loopback(parts.hostname):
         raise ConfigurationError(f"{url} is not on this machine, and would be reached in clear: use https")
     if not secure and authorities:
         raise ConfigurationError("--ca is for https")
@@ -141,14 +141,6 @@ def server_at(url: str, *, credentials: Path | None, authorities: Path | None) -
         authorization=_authorization(credentials) if credentials else "",
         authorities=authorities,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    """By its address; of names `localhost` alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _authorization(file: Path) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import socket
+from ipaddress import ip_address
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
@@ -44,3 +45,12 @@ def require_bindable(at: Address) -> None:
     with socket.socket(socket.AF_INET6 if ":" in at.host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(at)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing but this host is reached at `host`, or reaches what listens there: an address, or of names
+    `localhost` alone, since others resolve as somebody else says."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

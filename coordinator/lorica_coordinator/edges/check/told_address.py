@@ -4,7 +4,7 @@ import ipaddress
 import socket
 
 from lorica_coordinator.settings import Settings
-from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.listen_address import address, is_loopback
 
 _OF_ONE_NETWORK = (".local", ".localdomain", ".lan", ".home", ".home.arpa", ".internal")
 """Names that other networks do not know."""
@@ -22,11 +22,7 @@ def own_hosts() -> list[str]:
 
 def loopback_alone(settings: Settings) -> bool:
     """Whether silos of other machines are not meant to come at all."""
-    listening = address(settings.listen.silos).host
-    try:
-        return ipaddress.ip_address(listening).is_loopback
-    except ValueError:
-        return listening == "localhost"
+    return is_loopback(address(settings.listen.silos).host)
 
 
 def unreachable_from_elsewhere(host: str) -> str:

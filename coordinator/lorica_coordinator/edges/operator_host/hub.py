@@ -6,7 +6,6 @@ every client, over TLS. The library's second way for large files (Xet) is a prog
 hold, and is not used.
 """
 
-import ipaddress
 import re
 import sys
 import warnings
@@ -23,6 +22,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -83,7 +83,7 @@ def hub_of(repository: str, *, token_file: Path | None, public: bool, environmen
     parts = urlsplit(endpoint)
     if parts.username is not None or parts.query or parts.fragment:
         raise ConfigurationError(f"{ENDPOINT} is to be https://HOST alone; a token goes into {TOKEN} or --token-file")
-    if scheme == "http" and not _is_loopback(host):
+    if scheme == "http" and not is_loopback(host):
         raise ConfigurationError(f"{ENDPOINT} {endpoint} is not on this machine, and would be reached in clear: https")
     if token_file is not None:
         token, place = read_private(token_file).decode(errors="replace").strip(), str(token_file)
@@ -187,7 +187,7 @@ class _Guard:
         where = f"{origin[1]}:{origin[2]}"
         if given is not None or "Cookie" in request.headers or self._hub.token in str(request.url):
             raise MalformedMessage(f"{self._hub.where} would have the token sent to {visible(where)}: it was not sent")
-        if origin[0] != "https" and not (_is_loopback(origin[1]) and _is_loopback(self._origin[1])):
+        if origin[0] != "https" and not (is_loopback(origin[1]) and is_loopback(self._origin[1])):
             raise MalformedMessage(f"{self._hub.where} would have the model sent to {visible(where)} in clear")
 
     def response(self, response: httpx2.Response) -> None:
@@ -221,14 +221,6 @@ def _origin(url: str) -> Origin:
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError("use https://HOST")
     return parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
-
-
-def _is_loopback(host: str) -> bool:
-    """By its address; of names `localhost` alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _refused(hub: Hub, status: int, words: str) -> LoricaError:

@@ -13,7 +13,6 @@ import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -33,16 +32,6 @@ from lorica_security.pki.trust_bundle import TrustBundle
 LEAST_TOKEN: Final = 32
 MOST_TOKEN: Final = 1024
 _LIKE: Final = "/silo_wire.v1.Operator/GetStatus"  # who may call this, may look here
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nothing but this host reaches what listens on `host`, a name or an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_token(path: Path) -> bytes:

@@ -19,7 +19,6 @@ from lorica_coordinator.edges.status_page.entrance import (
     BehindTls,
     Entrance,
     OnLoopback,
-    is_loopback,
     read_token,
     tls_context,
 )
@@ -30,7 +29,7 @@ from lorica_coordinator.service.ports import Clock
 from lorica_coordinator.settings import Settings
 from lorica_security.daemon.http_hosts import LOOPBACK_NAMES, AnotherHost
 from lorica_security.daemon.http_server import HttpServer, Request, Response
-from lorica_security.daemon.listen_address import Address, address
+from lorica_security.daemon.listen_address import Address, address, is_loopback
 from lorica_security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, kind_of
 from silo_wire.plans.plan import Plan
 
