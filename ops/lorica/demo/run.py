@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from lorica.demo.federation import Layout, Outcome, Scene, export_and_score, fed
 from lorica.demo.plan import DEMO_PLAN, MASKED_PLAN, PRIVATE_RECORDS, ROOM_FOR_THE_FILTER, SIZE, private_plan
 from lorica.demo.processes import in_parallel, run
 from lorica.demo.silos.query_log import TEST, query_log
-from lorica.demo.silos.silos import SILOS, Record, write_silo
+from lorica.demo.silos.silos import SILOS, Record, write_silo, write_silos
 from lorica.demo.silos.specification import SiloSpecification
 from lorica.demo.warm_start import write_textbook_start
 from lorica_coordinator.service.records import COMPLETED
@@ -58,56 +57,35 @@ def run_demo(
     if epsilon is not None and not math.isfinite(epsilon):
         raise ConfigurationError(f"epsilon {epsilon} promises nothing: give a number such as 8, or leave it out")
     place = Layout(out.absolute())
-    asked = _Asked(seed=seed, values=values, secure=secure, epsilon=epsilon, labels=labels, page=page, stay=stay)
-    with prepared(place):
-        return _run_in(place, asked, console)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """As `run_demo` says."""
-
-    seed: int
-    values: Sequence[str]
-    secure: bool
-    epsilon: float | None
-    labels: str
-    page: bool
-    stay: bool
-
-
-def _run_in(place: Layout, asked: _Asked, console: Console) -> dict[str, Any]:
-    seed, values, secure, epsilon, labels = asked.seed, asked.values, asked.secure, asked.epsilon, asked.labels
     began = time.monotonic()
-    names = list(half_labels.NAMES) if labels else [silo.name for silo in SILOS]
-    plan: Sequence[str] = MASKED_PLAN if secure else DEMO_PLAN
-    policy: dict[str, object] = {}
-    if labels:
-        with console.status("generating four silos, two of them without labels, and training a public model"):
-            half_labels.write_half_labelled(place.out / "silos", place.answers, place.warm_start, seed=seed)
-        plan = half_labels.plan_arguments(place.warm_start)
-    elif epsilon is None:
-        with console.status("generating four silos"):
-            for silo in SILOS:
-                write_silo(place.data(silo.name), silo, seed=seed)
-    else:
-        with console.status("generating four silos, and training a public model that never saw them"):
-            write_private_silos(place, SILOS, records=PRIVATE_RECORDS, seed=seed)
-        plan = private_plan(place.warm_start, silos=len(names), records=PRIVATE_RECORDS, epsilon=epsilon)
-        policy |= {"require_privacy": "record", "max_epsilon": ROOM_FOR_THE_FILTER * epsilon}
-    if secure:
-        values = ("aggregation.secure_aggregation=true", *values)
-        policy["require_secure_aggregation"] = True
-    _show_silos(console, place, names)
-    if labels:
-        console.print(half_labels.TOLD, highlight=False)
-    given = [argument for value in values for argument in ("--set", value)]
-    scene = Scene(names=names, plan=(*plan, "--seed", str(seed), *given), policy=policy, pins=secure)
-    judged = half_labels.judged_on(place.out / "silos", place.answers) if labels else {}
-    with ExitStack() as running:
-        lives = running.enter_context(federation(place, scene, console, opened=asked.page))
+    with prepared(place), ExitStack() as running:
+        names = list(half_labels.NAMES) if labels else [silo.name for silo in SILOS]
+        plan: Sequence[str] = MASKED_PLAN if secure else DEMO_PLAN
+        policy: dict[str, object] = {}
+        if labels:
+            with console.status("generating four silos, two of them without labels, and training a public model"):
+                half_labels.write_half_labelled(place.out / "silos", place.answers, place.warm_start, seed=seed)
+            plan = half_labels.plan_arguments(place.warm_start)
+        elif epsilon is None:
+            with console.status("generating four silos"):
+                write_silos(place.out / "silos", seed=seed)
+        else:
+            with console.status("generating four silos, and training a public model that never saw them"):
+                write_private_silos(place, SILOS, records=PRIVATE_RECORDS, seed=seed)
+            plan = private_plan(place.warm_start, silos=len(names), records=PRIVATE_RECORDS, epsilon=epsilon)
+            policy |= {"require_privacy": "record", "max_epsilon": ROOM_FOR_THE_FILTER * epsilon}
+        if secure:
+            values = ("aggregation.secure_aggregation=true", *values)
+            policy["require_secure_aggregation"] = True
+        _show_silos(console, place, names)
+        if labels:
+            console.print(half_labels.TOLD, highlight=False)
+        given = [argument for value in values for argument in ("--set", value)]
+        scene = Scene(names=names, plan=(*plan, "--seed", str(seed), *given), policy=policy, pins=secure)
+        judged = half_labels.judged_on(place.out / "silos", place.answers) if labels else {}
+        lives = running.enter_context(federation(place, scene, console, opened=page))
         watched = lives.watch(console)
-        if not asked.stay:
+        if not stay:
             running.close()
         outcome = export_and_score(place, scene, watched, console, judged=judged)
         summary = _summary(outcome, seconds=time.monotonic() - began)
@@ -124,8 +102,8 @@ def _run_in(place: Layout, asked: _Asked, console: Console) -> dict[str, Any]:
             f"Everything is in {place.out}: model/ loads with from_pretrained, {SUMMARY} has the figures.",
             soft_wrap=True,
         )
-        guide.show(console, _next_steps(place, names[0], lives=asked.stay))
-        if asked.stay:
+        guide.show(console, _next_steps(place, names[0], lives=stay))
+        if stay:
             guide.stay(console, lives.processes, lives.page)
     return summary
 
