@@ -6,6 +6,7 @@ import asyncio
 import structlog
 
 from lorica_coordinator.rounds.states import Finished, Stopped, course_of, round_of
+from lorica_coordinator.service.callers.lookers import ForLookers
 from lorica_coordinator.service.callers.operators import ForOperators
 from lorica_coordinator.service.callers.silos import ForSilos
 from silo_wire.plans.plan import PlanOfAnotherRelease
@@ -13,7 +14,7 @@ from silo_wire.plans.plan import PlanOfAnotherRelease
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Federation(ForSilos, ForOperators):
+class Federation(ForSilos, ForOperators, ForLookers):
     """`await start()` once, keep `run()` going as a task, then call the rest from the same event loop."""
 
     async def start(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lorica_coordinator.rounds.terms import PlanTerms
 from lorica_coordinator.service.ports import OpenPlan, PlanParts, PlanShelf
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.identifiers import FederationName
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import Plan, PlanBundle
@@ -59,6 +59,7 @@ class PlanDesk:
         self._open_plan = open_plan
         self._opened: OpenedPlan | None = None
         self._opening = asyncio.Lock()
+        self._terms: dict[Digest, PlanTerms] = {}
 
     async def compile(self, name: str) -> OpenedPlan:
         """Read the operator's plan folder `name`; raises ConfigurationError for another federation's plan."""
@@ -77,6 +78,16 @@ class PlanDesk:
                 bundle = await asyncio.to_thread(self._shelf.bundle, plan)
                 self._opened = await asyncio.to_thread(self._open, bundle)
             return self._opened
+
+    async def terms(self, plan: Digest) -> PlanTerms | None:
+        """Of any plan that was kept: a digest has one plan for good. None where this release cannot read it."""
+        if plan not in self._terms:
+            try:
+                bundle = await asyncio.to_thread(self._shelf.bundle, plan)
+            except (StateError, IntegrityError, StorageError):  # another release's, not kept, or damaged
+                return None
+            self._terms[plan] = terms_of(bundle.plan)
+        return self._terms[plan]
 
     async def store_initial(self, opened: OpenedPlan) -> Digest:
         """Have the initial model, and the base of adapters, stored before a plan begins: later its folder may go.

@@ -16,6 +16,7 @@ from lorica_coordinator.rounds.states import State
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_coordinator.service.issued import AuthorityStanding, Certificate, IssuedCertificate, Trusted
 from lorica_coordinator.service.records import (
+    BegunPlan,
     EnrolledSilo,
     HeldTrust,
     Invitation,
@@ -309,8 +310,17 @@ class RoundStore(Protocol):
     def closed_attempts(self, last: int) -> tuple[RoundKey, ...]:
         """The keys of the attempts that closed last, newest first."""
 
-    def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
-        """The last attempts of a plan, oldest first; 0: all."""
+    def plans(self) -> tuple[BegunPlan, ...]:
+        """Every plan that was ever begun."""
+
+    def newest_round(self, plan: Digest) -> int | None:
+        """The largest number of a round of this plan; None where none was opened."""
+
+    def details_of(self, plan: Digest, through: int) -> int:
+        """How many updates and scores of single silos are kept of the plan's rounds up to `through`."""
+
+    def rounds(self, plan: Digest, last: int, since: int = 0, until: int | None = None) -> tuple[RoundRow, ...]:
+        """The last attempts of a plan at the rounds with these numbers, oldest first; `last` 0: all."""
 
 
 class Authorities(Protocol):

@@ -40,6 +40,7 @@ class BegunPlan:
 
     digest: Digest
     name: str
+    begun_unix_s: float
     active_unix_s: float
 
 

@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from lorica_coordinator.edges.database import round_history
 from lorica_coordinator.edges.database.certificate_records import (
     hold_trust,
     register_certificate,
@@ -45,7 +46,7 @@ from lorica_coordinator.edges.database.round_tables import (
     successions,
     updates,
 )
-from lorica_coordinator.edges.database.rows import certificate_of, evaluation_of, round_of_rows, silo_of
+from lorica_coordinator.edges.database.rows import certificate_of, evaluation_of, silo_of
 from lorica_coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS, durable_engine
 from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
@@ -401,7 +402,12 @@ class SqlRoundStore:
         query = select(plans, closed.c.at).outerjoin(closed, closed.c.plan == plans.c.digest)
         with self._transaction() as connection:
             return tuple(
-                BegunPlan(digest=Digest(row.digest), name=row.name, active_unix_s=max(row.begun_at, row.at or 0.0))
+                BegunPlan(
+                    digest=Digest(row.digest),
+                    name=row.name,
+                    begun_unix_s=row.begun_at,
+                    active_unix_s=max(row.begun_at, row.at or 0.0),
+                )
                 for row in connection.execute(query)
             )
 
@@ -447,20 +453,17 @@ class SqlRoundStore:
                 for row in connection.execute(query)
             )
 
-    def rounds(self, plan: Digest, last: int) -> tuple[RoundRow, ...]:
-        newest = select(rounds).where(rounds.c.plan == plan).order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
-        if last:
-            newest = newest.limit(last)
+    def newest_round(self, plan: Digest) -> int | None:
         with self._transaction() as connection:
-            found = list(connection.execute(newest))[::-1]
-            of_silos = list(connection.execute(select(updates).where(updates.c.plan == plan).order_by(updates.c.silo)))
-            scores = {
-                (row.round, row.silo): evaluation_of(row)
-                for row in connection.execute(
-                    select(evaluations).where(evaluations.c.plan == plan).order_by(evaluations.c.silo)
-                )
-            }
-        return tuple(round_of_rows(row, of_silos, scores) for row in found)
+            return round_history.newest_round(connection, plan)
+
+    def details_of(self, plan: Digest, through: int) -> int:
+        with self._transaction() as connection:
+            return round_history.count_details(connection, plan, through)
+
+    def rounds(self, plan: Digest, last: int, since: int = 0, until: int | None = None) -> tuple[RoundRow, ...]:
+        with self._transaction() as connection:
+            return round_history.read_rounds(connection, plan, last=last, since=since, until=until)
 
 
 def _closed_before(table: Table, before: float) -> ColumnElement[bool]:

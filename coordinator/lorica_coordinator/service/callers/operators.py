@@ -1,26 +1,22 @@
-"""What an operator may ask of the coordinator: plans, access, and how everything stands."""
+"""What an operator may have the coordinator do: plans, access, tidying."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lorica_coordinator.rounds.events import PlanOffered, PlanPaused, PlanResumed, PlanStarted, PlanStopped, SiloRevoked
-from lorica_coordinator.rounds.orders import CLOSING, waiting_for
+from lorica_coordinator.rounds.orders import waiting_for
 from lorica_coordinator.rounds.states import Course, Finished, Idle, course_of, population_of
-from lorica_coordinator.rounds.terms import EXACT_MATCH
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN, check_start, unfinished
 from lorica_coordinator.service.callers.parts import FederationParts
 from lorica_coordinator.service.members.renewal import Renewed
 from lorica_coordinator.service.plan_desk import OpenedPlan, terms_of
-from lorica_coordinator.service.records import PresentPlan, RoundRow
-from lorica_coordinator.service.views.disclosure import of_all_silos
-from lorica_coordinator.service.views.round_rows import as_they_stand
-from lorica_coordinator.service.views.standing import Standing, standing
+from lorica_coordinator.service.records import PresentPlan
 from lorica_security.errors import AuthorisationError, ConfigurationError, StateError
 from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import Digest
-from silo_wire.plans.plan import Plan, PlanOfAnotherRelease
+from silo_wire.plans.plan import PlanOfAnotherRelease
 
 T = TypeVar("T")
 
@@ -33,7 +29,7 @@ class StartedPlan:
 
 
 class ForOperators(FederationParts):
-    """What an operator may ask."""
+    """What an operator may have done."""
 
     async def offer_plan(self, name: str) -> None:
         """Let silos prepare the plan folder `name` at once, if no plan is there; it starts by itself if it says so."""
@@ -166,54 +162,6 @@ class ForOperators(FederationParts):
         if role not in (Role.OPERATOR, Role.VIEWER):
             raise AuthorisationError(f"role {role.value} is not granted: operator and viewer are; silos are invited")
         return await self.renewal.grant(Identity(self._federation, role, name), csr_der=csr_der, valid_s=valid_s)
-
-    async def status(self) -> Standing:
-        enrolled = await self._threads.store(self._store.silos)
-        return standing(
-            federation=self._federation,
-            state=self._loop.state,
-            fault=self._loop.fault,
-            behind=self.groups.behind(self._attendance.connected),
-            enrolled=[
-                replace(item, last_seen_unix_s=max(item.last_seen_unix_s, self._last_seen.get(item.silo, 0.0)))
-                for item in enrolled
-            ],
-            invited=self.enrolment.invited(),
-            attendance=self._attendance,
-            now=self._clock(),
-            seconds_left=self._loop.seconds_left,
-        )
-
-    async def plan(self) -> Plan | None:
-        """The one under way, or that ran last, if this release reads it; raises StateError or IntegrityError for its
-        kept copy."""
-        course = course_of(self._loop.state)
-        try:
-            return None if course is None else (await self._desk.opened(course.terms.plan)).bundle.plan
-        except PlanOfAnotherRelease:
-            return None
-
-    @property
-    def score(self) -> str:
-        """By what answers count under the plan that is under way, as people are shown it."""
-        course = course_of(self._loop.state)
-        return EXACT_MATCH if course is None else course.terms.score
-
-    async def rounds(self, last: int = 0) -> tuple[RoundRow, ...]:
-        """The last attempts at rounds of the plan under way, oldest first; 0: all. A closing round, whose number is
-        beyond the plan's, is named."""
-        course = course_of(self._loop.state)
-        if course is None:
-            return ()
-        plan = course.terms.plan
-        kept = await self._threads.store(self._store.rounds, plan, last)
-        rows = tuple(
-            replace(row, detail="; ".join(filter(None, (CLOSING, row.detail))))
-            if row.round > course.terms.rounds
-            else row
-            for row in (as_they_stand(row, plan, self._loop.state, self._attendance.connected) for row in kept)
-        )
-        return rows if course.terms.shows_single_silos else tuple(map(of_all_silos, rows))
 
     def _require_plan(self, what: str) -> None:
         if isinstance(self._loop.state, Idle):

@@ -1,0 +1,144 @@
+"""Rounds as they are looked back at: read from the tables of one transaction."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, func, select
+
+from lorica_coordinator.edges.database.round_tables import evaluations, rounds, updates
+from lorica_coordinator.service.records import COMPLETED, MaskedTotals, RoundRow, SiloRow
+from lorica_security.identifiers import SiloName
+from silo_wire.canonical import Digest
+from silo_wire.messages import Evaluation
+
+_OF_SILO: Final = (
+    updates.c.round,
+    updates.c.attempt,
+    updates.c.silo,
+    updates.c.outcome,
+    updates.c.detail,
+    updates.c.examples,
+    updates.c.loss_max,
+    updates.c.loss_min,
+    updates.c.weight,
+    updates.c.share,
+    updates.c.delta_norm,
+)
+_OF_SCORE: Final = (
+    evaluations.c.round,
+    evaluations.c.silo,
+    evaluations.c.split,
+    evaluations.c.examples,
+    evaluations.c.exact_matches,
+    evaluations.c.executed,
+    evaluations.c.execution_matches,
+    evaluations.c.loss_per_token,
+    evaluations.c.seconds,
+)
+
+
+def newest_round(connection: Connection, plan: Digest) -> int | None:
+    return connection.execute(select(func.max(rounds.c.round)).where(rounds.c.plan == plan)).scalar()
+
+
+def count_details(connection: Connection, plan: Digest, through: int) -> int:
+    return sum(
+        connection.execute(
+            select(func.count()).select_from(table).where(table.c.plan == plan, table.c.round <= through)
+        ).scalar_one()
+        for table in (updates, evaluations)
+    )
+
+
+def read_rounds(
+    connection: Connection, plan: Digest, *, last: int, since: int, until: int | None
+) -> tuple[RoundRow, ...]:
+    """As RoundStore.rounds."""
+    newest = select(rounds).where(rounds.c.plan == plan, rounds.c.round >= since)
+    if until is not None:
+        newest = newest.where(rounds.c.round <= until)
+    newest = newest.order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
+    found = list(connection.execute(newest.limit(last) if last else newest))[::-1]
+    if not found:
+        return ()
+    scored = {(row.round, row.attempt) for row in found if row.outcome in (*COMPLETED, "evaluated")}
+    scores = _read_scores(connection, plan, found[0].round, found[-1].round)
+    silos = _read_silos(connection, plan, found[0].round, found[-1].round, scored, scores)
+    return tuple(_round_of(row, silos.get((row.round, row.attempt), ()), scores, scored) for row in found)
+
+
+_Scores = Mapping[int, Mapping[str, Evaluation]]
+"""By round, the silos that told of their held-out questions, in order of their names."""
+
+
+def _read_scores(connection: Connection, plan: Digest, first: int, last: int) -> _Scores:
+    found: dict[int, dict[str, Evaluation]] = {}
+    of_plan = select(*_OF_SCORE).where(evaluations.c.plan == plan, evaluations.c.round.between(first, last))
+    for number, silo, split, examples, matches, executed, same_result, loss, seconds in connection.execute(
+        of_plan.order_by(evaluations.c.silo)
+    ):
+        found.setdefault(number, {})[silo] = Evaluation(
+            split=split,
+            examples=examples,
+            exact_matches=matches,
+            executed=executed,
+            execution_matches=same_result,
+            loss_per_token=loss,
+            seconds=seconds,
+        )
+    return found
+
+
+def _read_silos(
+    connection: Connection, plan: Digest, first: int, last: int, scored: set[tuple[int, int]], scores: _Scores
+) -> Mapping[tuple[int, int], Sequence[SiloRow]]:
+    """By round and attempt, in order of silos, those who were asked to train."""
+    found: dict[tuple[int, int], list[SiloRow]] = {}
+    of_plan = select(*_OF_SILO).where(updates.c.plan == plan, updates.c.round.between(first, last))
+    for number, attempt, silo, outcome, detail, examples, high, low, weight, share, norm in connection.execute(
+        of_plan.order_by(updates.c.silo)
+    ):
+        key = (number, attempt)
+        found.setdefault(key, []).append(
+            SiloRow(
+                silo=silo,
+                outcome=outcome,
+                detail=detail,
+                examples=examples,
+                loss_max=high,
+                loss_min=low,
+                weight=weight,
+                share=share,
+                delta_norm=norm,
+                evaluation=scores.get(number, {}).get(silo) if key in scored else None,
+            )
+        )
+    return found
+
+
+def _round_of(row: Row[Any], trained: Sequence[SiloRow], scores: _Scores, scored: set[tuple[int, int]]) -> RoundRow:
+    # Whoever only evaluated: round 0, or an evaluation that was done again after a stop, by another cohort.
+    further: tuple[SiloRow, ...] = ()
+    if (row.round, row.attempt) in scored:
+        known = {silo.silo for silo in trained}
+        further = tuple(
+            SiloRow(silo=SiloName(silo), outcome="evaluated", evaluation=score)
+            for silo, score in scores.get(row.round, {}).items()
+            if silo not in known
+        )
+    return RoundRow(
+        round=row.round,
+        attempt=row.attempt,
+        outcome=row.outcome,
+        detail=row.detail,
+        opened_unix_s=row.opened_at,
+        closed_unix_s=row.closed_at,
+        model=Digest(row.model),
+        weight_fallback=row.weight_fallback,
+        masked=None
+        if row.coordinates is None
+        else MaskedTotals(weight_sum=row.weight_sum, saturated=row.saturated, coordinates=row.coordinates),
+        silos=(*trained, *further),
+        macro_exact_match=row.macro_exact_match,
+        micro_exact_match=row.micro_exact_match,
+    )
