@@ -1,150 +1,47 @@
-"""What the page says, and where its lines run, from rows as the service gives them."""
+"""What the page says, from rows as the service gives them: words, what must not be shown, markup, links."""
 
+import re
 from dataclasses import replace
-from html.parser import HTMLParser
+from hashlib import sha256
+from importlib.resources import files
+from typing import get_args
 
 import pytest
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lorica_coordinator.edges.server.gate import Refusal
-from lorica_coordinator.edges.status_page import charts
-from lorica_coordinator.edges.status_page.charts import MOST_SERIES, line_chart, share_chart
+from lorica_coordinator.edges.server.gate import DEFECT, Refusal
+from lorica_coordinator.edges.status_page import runbook
+from lorica_coordinator.edges.status_page.curves import curves_json
 from lorica_coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
-from lorica_coordinator.edges.status_page.view import PageView, page_view
+from lorica_coordinator.edges.status_page.rounds_log import PARTS_LISTED
 from lorica_coordinator.plans.presets import preset
+from lorica_coordinator.rounds.states import Running
 from lorica_coordinator.service.issued import AuthorityStanding
 from lorica_coordinator.service.records import MaskedTotals, RoundRow, SiloRow
 from lorica_coordinator.service.release_groups import GroupsStanding
 from lorica_coordinator.service.views.disclosure import of_all_silos
-from lorica_coordinator.service.views.standing import SiloStanding, Standing
+from lorica_security.errors import EXIT_CODES
 from lorica_security.identifiers import FederationName, SiloName
 from lorica_security.secure_aggregation.groups.release_groups import Partition, first_link
 from silo_wire.canonical import Digest
-from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import Plan
+from tests.support.status_page import (
+    DAY,
+    HIDDEN,
+    NAMES,
+    NOW,
+    SHOWN,
+    Balanced,
+    recorded,
+    rendered,
+    row,
+    silo,
+    standing,
+    view,
+)
 
-NOW = 1_800_000_000.0
-DAY = 86_400.0
-MODEL = Digest("ab" * 32)
-NAMES = (SiloName("bank-b"), SiloName("clinic-c"), SiloName("hospital-a"))
 TELLING = ("1234", "3.25", "1.125", "2.125", "77.5", "40.0%", "87.5%")
 """Every number of one silo in the rows below."""
-
-
-def score(matches: int) -> Evaluation:
-    return Evaluation(
-        split="dev", examples=8, exact_matches=matches, executed=0, execution_matches=0, loss_per_token=1.0, seconds=1.0
-    )
-
-
-def row(number: int, **changes: object) -> RoundRow:
-    silos = tuple(
-        SiloRow(
-            silo=name,
-            outcome="committed",
-            examples=1234,
-            loss_max=3.25,
-            loss_min=1.125,
-            weight=77.5,
-            share=(0.4, 0.35, 0.25)[index],
-            delta_norm=9.0,
-            evaluation=score(7),
-        )
-        for index, name in enumerate(NAMES)
-    )
-    whole = RoundRow(
-        round=number,
-        attempt=1,
-        outcome="applied",
-        detail="",
-        opened_unix_s=NOW - 60,
-        closed_unix_s=NOW,
-        model=MODEL,
-        weight_fallback=False,
-        silos=silos,
-        macro_exact_match=0.6131,
-        micro_exact_match=0.59,
-    )
-    return replace(whole, **changes)  # type: ignore[arg-type]
-
-
-def silo(name: SiloName, state: str, **changes: object) -> SiloStanding:
-    standing = SiloStanding(
-        silo=name,
-        state=state,
-        detail="",
-        last_seen_unix_s=NOW - 90,
-        fraction=0.5,
-        certificate_expires_unix_s=NOW + 7 * DAY,
-    )
-    return replace(standing, **changes)  # type: ignore[arg-type]
-
-
-def standing(**changes: object) -> Standing:
-    value = Standing(
-        federation=FederationName("test-net"),
-        plan_name="triage",
-        plan=MODEL,
-        phase="collecting",
-        detail="1 of 3 updates in",
-        round=4,
-        attempt=2,
-        rounds=10,
-        seconds_left=754.0,
-        silos=(silo(NAMES[0], "training"), silo(NAMES[1], "absent"), silo(NAMES[2], "ready")),
-        model=MODEL,
-        best_model=MODEL,
-        shows_single_silos=True,
-    )
-    return replace(value, **changes)  # type: ignore[arg-type]
-
-
-def view(**changes: object) -> PageView:
-    values: dict[str, object] = {
-        "standing": standing(),
-        "rows": [row(1), row(2), row(3)],
-        "plan": None,
-        "epsilon": None,
-        "groups": GroupsStanding(stands=None, proposed=None, unsigned=frozenset()),
-        "refusals": (),
-        "authorities": (),
-        "own_certificate_expires": NOW + DAY,
-        "now": NOW,
-    }
-    return page_view(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def rendered(of: PageView) -> str:
-    templates = Environment(
-        loader=PackageLoader("lorica_coordinator.edges.status_page"), autoescape=True, undefined=StrictUndefined
-    )
-    return templates.get_template("page.html.j2").render(view=of, charts=charts)
-
-
-class Balanced(HTMLParser):
-    """Raises AssertionError for an element that is not closed where it was opened."""
-
-    VOID = ("meta", "link")
-    EMPTY = ("line", "rect", "polyline")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        assert not [name for name, _ in attrs if name == "style" or name.startswith("on")], "the policy forbids it"
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in self.EMPTY
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+PAGE = files("lorica_coordinator.edges.status_page")
 
 
 def plan(**privacy: object) -> Plan:
@@ -166,7 +63,8 @@ def plan(**privacy: object) -> Plan:
 def test_where_the_plan_stands_is_in_words() -> None:
     shown = view()
     assert (shown.phase, shown.round, shown.rounds, shown.attempt) == ("collecting", 4, 10, 2)
-    assert shown.time_left == "12 min"
+    assert shown.deadline == "12 min"
+    assert shown.about_left == "about 7 min"  # a minute for each of the rounds 4 to 10
     assert shown.rounds_percent == 30
     assert shown.at_work == "2 of 3 connected"
     assert (shown.macro, shown.micro, shown.scored_round) == ("61.3%", "59.0%", "3")
@@ -218,10 +116,11 @@ def test_groups_are_whole_or_kept_out_by_who_is_absent() -> None:
 
 def test_an_attempt_that_was_abandoned_gives_no_figures() -> None:
     gone = row(3, outcome="abandoned", detail="too few updates", silos=(), macro_exact_match=None)
-    shown = view(rows=[row(1), row(2), gone])
-    assert shown.contributions_round == "2"
-    assert [line.outcome for line in shown.history] == ["abandoned", "applied", "applied"]
-    assert shown.charts[0].rows[0][0] == "2"
+    shown = view([row(1), row(2), gone])
+    assert [entry.line.outcome for entry in shown.entries] == ["abandoned", "applied", "applied"]
+    assert shown.scored_round == "2"
+    assert "too few updates" in rendered(shown)
+    assert [point.round for point in recorded([row(1), row(2), gone]).points] == [1, 2]
 
 
 def test_everything_a_silo_brought_is_shown_where_it_may_be() -> None:
@@ -235,12 +134,41 @@ def test_who_weighs_nothing_is_named_where_single_silos_are_shown() -> None:
     first, *others = weightless.silos
     weightless = replace(weightless, silos=(replace(first, loss_max=1.0, loss_min=1.0, weight=0.0, share=0.0), *others))
     note = f"{NAMES[0]} weighs nothing: its loss did not fall"
-    assert [line.detail for line in view(rows=[row(1), weightless]).history] == [note, ""]
-    assert note in rendered(view(rows=[weightless]))
-    hidden = view(standing=standing(shows_single_silos=False), rows=[weightless])
-    assert "weighs nothing" not in rendered(hidden)
-    abandoned = replace(weightless, outcome="abandoned")
-    assert [line.detail for line in view(rows=[abandoned]).history] == [""]
+    (newest, before) = view([row(1), weightless]).entries
+    assert [[one.words for one in entry.line.notes] for entry in (newest, before)] == [[note], []]
+    assert note in rendered(view([weightless]))
+    assert "weighs nothing" not in rendered(view([weightless], plan=HIDDEN))
+    assert view([replace(weightless, outcome="abandoned")]).entries[0].line.notes == ()
+
+
+def test_a_round_that_a_clock_was_set_back_in_took_no_time_that_is_shown() -> None:
+    (entry,) = view([row(1, closed_unix_s=NOW - 99_999)]).entries
+    assert (entry.line.opened, entry.line.took) == ("2027-01-15 07:51:00Z", "")
+    assert "took" not in rendered(view([row(1, closed_unix_s=NOW - 99_999)]))
+
+
+def test_silos_of_older_rounds_are_on_their_own_page_where_there_are_many() -> None:
+    many = tuple(
+        replace(row(1).silos[0], silo=SiloName(f"silo-{number:03}")) for number in range(PARTS_LISTED // 2 + 1)
+    )
+    newest, before = view([row(1, silos=many), row(2, silos=many)]).entries
+    assert newest.parts is not None
+    assert (len(newest.parts), before.parts) == (len(many), None)
+    text = rendered(view([row(1, silos=many), row(2, silos=many)]))
+    assert f'<a href="/log/{SHOWN.digest}/1">Silos of round 1</a>' in text
+    huge = tuple(replace(row(1).silos[0], silo=SiloName(f"silo-{number:03}")) for number in range(2 * PARTS_LISTED))
+    assert view([row(1, silos=huge)]).entries[0].parts is not None  # of the newest round all, however many
+
+
+def test_plans_are_listed_newest_first_with_their_own_score() -> None:
+    earlier = replace(SHOWN, digest=Digest("cd" * 32), name="words", score="ROUGE-L", present=False)
+    histories = [recorded([row(1), row(2, micro_exact_match=0.7), row(3)], earlier), recorded([row(1)])]
+    newest, before = view(histories=histories, left_out=2).plans
+    assert (newest.name, newest.present, newest.rounds, newest.score) == ("triage", True, "1 of 10", "Exact match")
+    assert (before.score, before.newest, before.best) == ("ROUGE-L", "59.0% (round 3)", "70.0% (round 2)")
+    text = rendered(view(histories=histories, left_out=2))
+    assert "2 before them are not listed" in text
+    assert f'href="/log/{earlier.digest}"' in text
 
 
 # --- what must not be shown
@@ -249,38 +177,55 @@ def test_who_weighs_nothing_is_named_where_single_silos_are_shown() -> None:
 @pytest.mark.parametrize("masked", [MaskedTotals(weight_sum=511.25, saturated=3, coordinates=900), None])
 def test_of_masked_and_private_plans_nothing_of_single_silos_is_on_the_page(masked: MaskedTotals | None) -> None:
     rows = [of_all_silos(row(number, masked=masked)) for number in (1, 2, 3)]
-    shown = view(standing=standing(shows_single_silos=False), rows=rows)
-    text = rendered(shown)
-    for figure in TELLING:
-        assert figure not in text, figure
-    assert "Progress of" not in text
-    assert shown.contributions == ()
-    assert {line.name for chart in shown.charts for line in chart.lines} <= {"MacroAvg", "MicroAvg", "sum of weights"}
-    assert "61.3%" in text  # the mean over three
-    assert ("511.2" in text) is (masked is not None)
+    assert_nothing_of_single_silos(rows)
+    history = recorded(rows, HIDDEN)
+    assert [point.weight_sum for point in history.points] == [None if masked is None else 511.25] * 3
+    assert "61.3%" in rendered(view(rows, plan=HIDDEN))  # the mean over three
 
 
 def test_rows_that_came_with_single_silos_are_not_shown_either() -> None:
     """The service strips them; the page does not lean on it."""
-    text = rendered(view(standing=standing(shows_single_silos=False)))
+    assert_nothing_of_single_silos([row(1), row(2), row(3)])
+
+
+def assert_nothing_of_single_silos(rows: list[RoundRow]) -> None:
+    text = rendered(view(rows, plan=HIDDEN))
+    history = recorded(rows, HIDDEN, settled=1)
+    curves = curves_json(HIDDEN, history.silos, history.curves).decode()
     for figure in TELLING:
         assert figure not in text, figure
+    for name in NAMES:
+        assert name not in curves
+    assert (history.silos, history.curves) == ((), ())
+    assert "Progress of" not in text
+
+
+def test_an_earlier_plan_is_shown_by_its_own_rule() -> None:
+    """A masked plan's rounds stay covered when the plan under way is plain, and the other way round."""
+    masked = replace(HIDDEN, digest=Digest("cd" * 32), name="covered", present=False)
+    covered = view(histories=[recorded([row(1), row(2)], masked), recorded([])])
+    assert [plan.told for plan in covered.plans] == ["each silo", "sums and means alone"]
+    assert covered.single_silos
+    for figure in TELLING:
+        assert figure not in rendered(covered), figure
 
 
 # --- privacy
 
 
 def test_the_budget_says_what_is_promised_and_what_is_known_to_be_spent() -> None:
-    assert "no differential privacy" in view(plan=plan()).budget.promise
-    record = view(plan=plan(level="record", noise_multiplier=1.0, unit_field="patient")).budget
+    assert "no differential privacy" in view(plan_=plan()).budget.promise
+    record = view(plan_=plan(level="record", noise_multiplier=1.0, unit_field="patient")).budget
     assert "epsilon 8 at dp_delta 1e-05" in record.promise
     assert "all records of one 'patient'" in record.promise
     assert record.spent.startswith("3 of ")
     assert record.spent_percent is None
-    newest = [row(number) for number in range(301, 501)]  # of more rounds than the page is given
-    assert view(plan=plan(level="record", noise_multiplier=1.0), rows=newest).budget.spent.startswith("500 of ")
-    silo_level = view(plan=plan(level="silo", noise_multiplier=1.0), epsilon=2.0).budget
-    assert (silo_level.spent, silo_level.spent_percent) == ("epsilon 2 spent", 25)
+    newest = [row(number) for number in range(301, 501)]
+    assert view(newest, plan_=plan(level="record", noise_multiplier=1.0)).budget.spent.startswith("500 of ")
+    silo_level = view(plan_=plan(level="silo", noise_multiplier=1.0), epsilon=2.0).budget
+    assert (silo_level.spent, silo_level.spent_percent, silo_level.anchor) == ("epsilon 2 spent", 25, "")
+    nearly = view(plan_=plan(level="silo", noise_multiplier=1.0), epsilon=7.0).budget
+    assert nearly.anchor == runbook.BUDGET_NEARLY_SPENT
 
 
 # --- refusals
@@ -322,7 +267,8 @@ def test_whatever_is_said_is_text() -> None:
             detail=HOSTILE, plan_name=HOSTILE, phase="collecting", silos=(silo(NAMES[0], "declined", detail=HOSTILE),)
         ),
         rows=[row(1, detail=HOSTILE), row(2, silos=(SiloRow(silo=SiloName(HOSTILE), outcome=HOSTILE, examples=1),))],
-        plan=plan(level="record", noise_multiplier=1.0, unit_field=HOSTILE),
+        plan=replace(SHOWN, name=HOSTILE, score=HOSTILE),
+        plan_=plan(level="record", noise_multiplier=1.0, unit_field=HOSTILE),
     )
     text = rendered(shown)
     assert "<script>" not in text
@@ -333,60 +279,61 @@ def test_whatever_is_said_is_text() -> None:
 def test_the_page_is_well_formed_and_its_ids_are_single() -> None:
     for shown in (
         view(),
-        view(standing=standing(shows_single_silos=False)),
-        view(rows=[], standing=standing(silos=())),
+        view(plan=HIDDEN),
+        view([], standing=standing(silos=())),
+        view(histories=[]),
     ):
         found = Balanced(rendered(shown)).ids
         assert len(found) == len(set(found))
 
 
-# --- charts
+# --- the runbook
 
 
-def test_lines_run_from_the_first_round_to_the_last_and_no_further() -> None:
-    chart = line_chart("loss", "Loss", {"a": [(2, 5.0), (4, 1.0)], "b": [(3, 2.0)]})
-    assert chart is not None
-    first, second = chart.lines
-    begin, end = (tuple(map(float, point.split(","))) for point in first.path.split())
-    assert begin[0] == charts.LEFT
-    assert end[0] == charts.WIDTH - charts.RIGHT
-    assert begin[1] < end[1]  # a loss that falls goes down
-    assert begin[1] >= charts.TOP
-    assert end[1] <= charts.HEIGHT - charts.BOTTOM
-    assert float(second.path.split(",")[0]) == (begin[0] + end[0]) / 2
-    assert chart.rows == (("4", "1", ""), ("3", "", "2"), ("2", "5", ""))
-    assert [mark.text for mark in first.marks] == ["a, round 2: 5", "a, round 4: 1"]
+RUNBOOK = Balanced((PAGE / "static" / "runbook.html").read_text(encoding="utf-8"))
 
 
-def test_shares_fill_their_column() -> None:
-    chart = share_chart("shares", "Shares", {"a": [(1, 0.25), (2, 1.0)], "b": [(1, 0.75)]})
-    assert chart is not None
-    of_first = [bar for bar in chart.bars if bar.x == chart.bars[0].x]
-    assert sum(bar.height for bar in of_first) == pytest.approx(charts.HEIGHT - charts.TOP - charts.BOTTOM, abs=0.2)
-    assert of_first[1].y + of_first[1].height == pytest.approx(of_first[0].y, abs=0.1)
+def test_every_link_into_the_runbook_leads_to_a_section() -> None:
+    assert set(RUNBOOK.ids) >= runbook.ANCHORS
+    assert len(RUNBOOK.ids) == len(set(RUNBOOK.ids))
+    assert {link[1:] for link in RUNBOOK.links if link.startswith("#")} <= set(RUNBOOK.ids)
+    assert {link for link in RUNBOOK.links if not link.startswith("#")} == {"/", "/icon.svg", "/page.css"}
 
 
-ANY_VALUES = [[0.0], [0.0, 0.0], [1e-9, 2e-9], [1e12], [-3.0, 7.0], [5.0, 5.0], [1e300], [0.0, 1e300], [1e308, 2.0]]
-NEARLY_ONE = [[0.0, 5e-324], [5e-324], [1e-310, 0.0], [1.981873005287253e-11, 1.9818730052872534e-11]]
+def test_every_phase_and_every_kind_of_refusal_has_its_section() -> None:
+    assert runbook.PHASES.keys() == {"idle", *(state.phase for state in get_args(Running))}
+    assert runbook.KINDS.keys() == {kind.__name__ for kind in EXIT_CODES if kind.__name__ != "LoricaError"} | {DEFECT}
 
 
-@pytest.mark.parametrize("values", [*ANY_VALUES, *NEARLY_ONE])
-def test_any_values_have_a_scale_with_room_for_them(values: list[float]) -> None:
-    chart = line_chart("x", "X", {"a": list(enumerate(values))})
-    assert chart is not None
-    assert 2 <= len(chart.y_ticks) <= 7
-    for mark in chart.lines[0].marks:
-        assert charts.TOP <= mark.y <= charts.HEIGHT - charts.BOTTOM
-    if min(values) >= 0:
-        assert not any(tick.text.startswith("-") for tick in chart.y_ticks)
+def test_what_stands_out_links_to_what_to_do_about_it() -> None:
+    refused = RecentRefusals(lambda: NOW)
+    refused.add(Refusal(kind="WrongTime", method="/x/Attend", peer="ipv4:10.0.0.9", detail="x"))
+    late = silo(NAMES[2], "ready", certificate_expires_unix_s=NOW + 60)
+    shown = view(
+        [row(1, outcome="abandoned", detail="too few")],
+        standing=standing(silos=(silo(NAMES[0], "declined"), silo(NAMES[1], "absent"), late)),
+        refusals=refused.newest_first(),
+    )
+    links = {link.partition("#")[2] for link in Balanced(rendered(shown)).links if link.startswith("/runbook.html#")}
+    assert links == {
+        "phase-collecting",
+        runbook.SILO_STATES["declined"],
+        runbook.SILO_STATES["absent"],
+        runbook.SILO_CERTIFICATE,
+        runbook.OWN_CERTIFICATE,
+        runbook.ROUND_WARNINGS["abandoned"],
+        runbook.KINDS["WrongTime"],
+    }
 
 
-def test_what_is_not_a_number_is_left_out_and_more_than_can_be_told_apart_is_in_the_table() -> None:
-    assert line_chart("x", "X", {"a": [(1, float("nan")), (2, float("inf")), (3, 1.7e308)]}) is None
-    assert share_chart("x", "X", {}) is None
-    many = {f"silo-{number:02}": [(1, float(number))] for number in range(MOST_SERIES + 5)}
-    chart = line_chart("x", "X", many)
-    assert chart is not None
-    assert len(chart.lines) == len(chart.legend) == MOST_SERIES
-    assert len(chart.columns) == MOST_SERIES + 5
-    assert chart.left_out == 5
+# --- what is vendored
+
+
+def test_the_chart_library_is_the_one_that_is_written_down() -> None:
+    """Bytes that somebody else wrote run in an operator's browser: none other than those that were looked at."""
+    written = dict(re.findall(r"^\| `(\S+)` \| `([0-9a-f]{64})` \|$", (PAGE / "static/VENDORED.md").read_text(), re.M))
+    there = {file.name for file in (PAGE / "static").iterdir() if file.name.startswith("uPlot")}
+    assert written.keys() == there
+    assert len(there) == 3
+    for name, digest in written.items():
+        assert sha256((PAGE / "static" / name).read_bytes()).hexdigest() == digest, name

@@ -18,6 +18,7 @@ from lorica.documentation.forecast_examples import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
+from lorica.documentation.runbook_page import TARGET, write_runbook
 from lorica.documentation.semi_supervised_table import semi_supervised_table
 from lorica.documentation.settings_tables import (
     family_table,
@@ -137,5 +138,7 @@ PICTURES: Final[dict[str, Callable[[], str]]] = {"pictures/privacy-utility.svg":
 
 if __name__ == "__main__":
     write_pictures()
+    if write_runbook():
+        sys.stdout.write(f"{TARGET.relative_to(DOCS.parent.parent)} brought up to date\n")
     for page in write_pages():
         sys.stdout.write(f"{page.relative_to(DOCS.parent.parent)} brought up to date\n")

@@ -1,20 +1,22 @@
 """The page itself: what it gathers from the service, how it is rendered, and what each path answers."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 import structlog
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.server.gate import DEFECT, Refusal
 from lorica_coordinator.edges.server.presented import Presented
-from lorica_coordinator.edges.status_page import charts
+from lorica_coordinator.edges.status_page.curves import all_plans_json, curves_json
 from lorica_coordinator.edges.status_page.entrance import (
     BehindTls,
     Entrance,
@@ -22,8 +24,11 @@ from lorica_coordinator.edges.status_page.entrance import (
     read_token,
     tls_context,
 )
+from lorica_coordinator.edges.status_page.histories import ATTEMPTS_LISTED, Histories, PlanHistory
 from lorica_coordinator.edges.status_page.refusals import RecentRefusals
+from lorica_coordinator.edges.status_page.rounds_log import round_entry
 from lorica_coordinator.edges.status_page.view import PageView, page_view
+from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.federation import Federation
 from lorica_coordinator.service.ports import Clock
 from lorica_coordinator.settings import Settings
@@ -31,19 +36,39 @@ from lorica_security.daemon.http_hosts import LOOPBACK_NAMES, AnotherHost
 from lorica_security.daemon.http_server import HttpServer, Request, Response
 from lorica_security.daemon.listen_address import Address, address, is_loopback
 from lorica_security.errors import AuthenticationError, AuthorisationError, ConfigurationError, LoricaError, kind_of
+from lorica_security.host.software_version import software_version
+from silo_wire.canonical import Digest
 from silo_wire.plans.plan import Plan
+from silo_wire.wire_version import OURS
 
-MOST_ROUNDS: Final = 200
 FRESH_S: Final = 1.0
 """However many look, the service is asked once in this time."""
 CALL: Final = "status page"
 _STATIC: Final = {
     "/page.css": "text/css; charset=utf-8",
     "/page.js": "text/javascript; charset=utf-8",
+    "/charts.js": "text/javascript; charset=utf-8",
+    "/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "/uPlot.min.css": "text/css; charset=utf-8",
+    "/uPlot.LICENSE.txt": "text/plain; charset=utf-8",
     "/icon.svg": "image/svg+xml",
+    "/runbook.html": "text/html; charset=utf-8",
 }
 _HTML: Final = "text/html; charset=utf-8"
+_JSON: Final = "application/json"
+_OF_A_PLAN: Final = re.compile(r"/(?P<what>log|curves)/(?P<plan>[0-9a-f]{64})")
+_OF_A_ROUND: Final = re.compile(r"/log/(?P<plan>[0-9a-f]{64})/(?P<round>[0-9]{1,6})")
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at the service came to; `bodies` are the answers that were made of it, by path."""
+
+    at: float
+    view: PageView
+    histories: tuple[PlanHistory, ...]
+    bodies: dict[str, bytes] = field(default_factory=dict)
 
 
 class StatusPage:
@@ -75,8 +100,12 @@ class StatusPage:
         )
         self._page = templates.get_template("page.html.j2")
         self._live = templates.get_template("live.html.j2")
-        self._gathering = asyncio.Lock()
-        self._gathered: tuple[float, PageView] | None = None
+        self._log = templates.get_template("log.html.j2")
+        self._round = templates.get_template("round.html.j2")
+        self._product = f"Lorica {software_version()}, wire {OURS}"
+        self._histories = Histories(service)
+        self._looking = asyncio.Lock()
+        self._seen: _Look | None = None
 
     async def answer(self, request: Request) -> Response:
         """Never raises, but for cancellation."""
@@ -110,25 +139,69 @@ class StatusPage:
     async def _answer(self, path: str) -> Response:
         if path in self._static:
             return Response(content_type=_STATIC[path], body=self._static[path])
-        template = {"/": self._page, "/live": self._live}.get(path)
-        if template is None:
-            return Response.of(HTTPStatus.NOT_FOUND)
-        view = await self._view()
-        text = await asyncio.to_thread(template.render, view=view, charts=charts)
+        if path in ("/", "/live"):
+            return Response(content_type=_HTML, body=await self._of_now(path))
+        if path == "/curves":
+            return Response(content_type=_JSON, body=await self._of_now(path))
+        if (asked := _OF_A_PLAN.fullmatch(path)) is not None:
+            return await self._of_plan(asked["what"], Digest(asked["plan"]))
+        if (asked := _OF_A_ROUND.fullmatch(path)) is not None:
+            return await self._of_round(Digest(asked["plan"]), int(asked["round"]))
+        return Response.of(HTTPStatus.NOT_FOUND)
+
+    async def _of_now(self, path: str) -> bytes:
+        """Made once of each look, by whoever asks first."""
+        async with self._looking:
+            look = await self._look()
+            if path not in look.bodies:
+                look.bodies[path] = await asyncio.to_thread(self._made, path, look)
+            return look.bodies[path]
+
+    def _made(self, path: str, look: _Look) -> bytes:
+        if path == "/curves":
+            return all_plans_json((history.plan, history.pieces) for history in look.histories)
+        return (self._page if path == "/" else self._live).render(view=look.view).encode()
+
+    async def _of_plan(self, what: str, digest: Digest) -> Response:
+        """Of a plan that the page lists, as its records are now."""
+        async with self._looking:
+            look = await self._look()
+            if (plan := _listed(look, digest)) is None:
+                return Response.of(HTTPStatus.NOT_FOUND)
+            history = await self._histories.of(plan)
+            if what == "curves":
+                body = await asyncio.to_thread(curves_json, plan, history.silos, history.curves)
+                return Response(content_type=_JSON, body=body)
+            return await self._rendered(self._log, view=look.view, plan=plan, lines=history.lines[::-1])
+
+    async def _of_round(self, digest: Digest, number: int) -> Response:
+        async with self._looking:
+            look = await self._look()
+            if (plan := _listed(look, digest)) is None:
+                return Response.of(HTTPStatus.NOT_FOUND)
+            rows = await self._service.rounds_of(digest, since=number, until=number, last=ATTEMPTS_LISTED)
+            entries = [round_entry(row, single=plan.shows_single_silos) for row in reversed(rows)]
+            return await self._rendered(self._round, view=look.view, plan=plan, number=number, entries=entries)
+
+    async def _rendered(self, template: Template, **values: object) -> Response:
+        text = await asyncio.to_thread(template.render, **values)
         return Response(content_type=_HTML, body=text.encode())
 
-    async def _view(self) -> PageView:
-        async with self._gathering:
-            now = self._clock()
-            if self._gathered is None or not 0 <= now - self._gathered[0] < FRESH_S:
-                self._gathered = now, await self._gather(now)
-            return self._gathered[1]
+    async def _look(self) -> _Look:
+        """The caller holds the lock."""
+        now = self._clock()
+        if self._seen is None or not 0 <= now - self._seen.at < FRESH_S:
+            self._seen = await self._gather(now)
+        return self._seen
 
-    async def _gather(self, now: float) -> PageView:
+    async def _gather(self, now: float) -> _Look:
         plan = await self._service.plan()
-        return page_view(
+        histories = await self._histories.look()
+        view = page_view(
+            product=self._product,
             standing=await self._service.status(),
-            rows=await self._service.rounds(MOST_ROUNDS),
+            histories=histories,
+            left_out=self._histories.left_out,
             plan=plan,
             epsilon=None if plan is None else await asyncio.to_thread(self._epsilon, plan),
             groups=self._service.groups.as_it_stands(),
@@ -137,6 +210,11 @@ class StatusPage:
             own_certificate_expires=self._presented.pair.expires.timestamp(),
             now=now,
         )
+        return _Look(now, view, histories)
+
+
+def _listed(look: _Look, digest: Digest) -> RecordedPlan | None:
+    return next((history.plan for history in look.histories if history.plan.digest == digest), None)
 
 
 def _static(path: str) -> bytes:

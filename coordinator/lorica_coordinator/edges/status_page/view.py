@@ -1,72 +1,60 @@
 """What the status page says, as values: times, numbers and names in words that a template only places.
 
 It is given what operators and viewers may see anyway (`coordinator status`, `coordinator rounds`). Of a plan under
-masks or with differential privacy the rows come without anything of single silos, and no chart or column is made for
-it.
+masks or with differential privacy the rows come without anything of single silos, and no curve or column is made for
+it: each plan by its own terms, whichever plan is under way.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
-from lorica_coordinator.edges.status_page.charts import Chart, Points, figure, line_chart, percent, share_chart
+from lorica_coordinator.edges.status_page import runbook
+from lorica_coordinator.edges.status_page.curves import SCORE, Point
+from lorica_coordinator.edges.status_page.estimate import seconds_left
+from lorica_coordinator.edges.status_page.histories import ROUNDS_LISTED, PlanHistory
 from lorica_coordinator.edges.status_page.refusals import SeenRefusal
+from lorica_coordinator.edges.status_page.rounds_log import RoundEntry, listed_entries
+from lorica_coordinator.edges.status_page.words import Moment, capital, figure, past, percent, span, until
 from lorica_coordinator.service.issued import AuthorityStanding
-from lorica_coordinator.service.records import RoundRow, SiloRow
 from lorica_coordinator.service.release_groups import GroupsStanding
 from lorica_coordinator.service.views.standing import SiloStanding, Standing
 from lorica_security.identifiers import SiloName
 from silo_wire.plans.plan import Plan
 
-SOON_S: Final = 2 * 86_400.0
-"""A certificate that ends within this time should have been renewed: it is marked."""
-ROUNDS_LISTED: Final = 8
-_SCORED: Final = ("applied", "zero_weight", "evaluated")
 _MEASURED: Final = ("training", "masking", "evaluating")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """An instant for people and for machines; `words` is "" where there is none."""
-
-    words: str
-    iso: str
-    soon: bool = False
+_NEARLY_PERCENT: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloLine:
+    """`agent`: the release of its agent, "" where it has not said."""
+
     name: str
     state: str
+    anchor: str
     detail: str
     percent_done: int | None
     last_seen: Moment
     certificate: Moment
+    agent: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundLine:
-    number: str
-    outcome: str
-    silos: str
-    macro: str
-    micro: str
-    detail: str
+class PlanLine:
+    """A plan of the table. `best` is the MicroAvg that was highest, with its round; "" where there is none, and where
+    its rounds are `unread`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """A silo's part in the newest round that was summed."""
-
-    silo: str
-    outcome: str
-    examples: str
-    loss: str
-    reduction: str
-    weight: str
-    share: str
-    exact_match: str
+    name: str
+    digest: str
+    present: bool
+    unread: bool
+    begun: Moment
+    rounds: str
+    score: str
+    newest: str
+    best: str
+    told: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +64,14 @@ class Budget:
     promise: str
     spent: str
     spent_percent: int | None
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalLine:
     last: Moment
     kind: str
+    anchor: str
     call: str
     who: str
     times: int
@@ -92,6 +82,7 @@ class CertificateLine:
     of: str
     stage: str
     expires: Moment
+    anchor: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,33 +102,44 @@ class GroupsView:
     lines: tuple[GroupLine, ...]
     proposed: str
     unsigned: str
+    anchor: str = runbook.KEPT_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
+    """`deadline` is how long the phase may still take, `about_left` an estimate of when the last round is over; ""
+    where there is none. `states` counts the silos in each state. `curves` names what the charts are drawn of: another
+    name, other curves."""
+
+    product: str
     federation: str
     made_at: Moment
     plan: str
     digest: str
+    whole_digest: str
     phase: str
+    anchor: str
     detail: str
     round: int
     attempt: int
     rounds: int
-    time_left: str
+    deadline: str
+    about_left: str
     rounds_percent: int
     single_silos: bool
     score: str
+    better: str
     macro: str
     micro: str
     scored_round: str
     silos: tuple[SiloLine, ...]
+    states: tuple[tuple[str, int], ...]
     at_work: str
     groups: GroupsView | None
-    charts: tuple[Chart, ...]
-    history: tuple[RoundLine, ...]
-    contributions: tuple[Contribution, ...]
-    contributions_round: str
+    plans: tuple[PlanLine, ...]
+    plans_left_out: int
+    entries: tuple[RoundEntry, ...]
+    curves: str
     budget: Budget
     refusals: tuple[RefusalLine, ...]
     certificates: tuple[CertificateLine, ...]
@@ -145,8 +147,10 @@ class PageView:
 
 def page_view(
     *,
+    product: str,
     standing: Standing,
-    rows: Sequence[RoundRow],
+    histories: Sequence[PlanHistory],
+    left_out: int,
     plan: Plan | None,
     epsilon: float | None,
     groups: GroupsStanding,
@@ -155,104 +159,117 @@ def page_view(
     own_certificate_expires: float,
     now: float,
 ) -> PageView:
-    """`rows` oldest first; `epsilon` is what the coordinator's own releases have cost so far; times are Unix
-    seconds."""
-    closed = [row for row in rows if row.outcome in _SCORED]
-    scored = next((row for row in reversed(closed) if row.micro_exact_match is not None), None)
-    summed = next((row for row in reversed(closed) if row.outcome != "evaluated"), None)
+    """`histories` oldest first, `left_out` plans before them; `epsilon` is what the coordinator's own releases have
+    cost so far; times are Unix seconds."""
+    present = next((history for history in histories if history.plan.present), None)
+    points = () if present is None else present.points
+    scored = next((point for point in reversed(points) if point.micro is not None), None)
+    openings = () if present is None else present.openings
+    left = seconds_left(openings, phase=standing.phase, rounds=standing.rounds, now=now)
     single = standing.shows_single_silos
     return PageView(
+        product=product,
         federation=standing.federation,
-        made_at=_moment(now, now),
+        made_at=past(now, now),
         plan=standing.plan_name,
         digest="" if standing.plan is None else standing.plan[:16],
+        whole_digest=standing.plan or "",
         phase=standing.phase,
+        anchor=runbook.PHASES.get(standing.phase, ""),
         detail=standing.detail,
         round=standing.round,
         attempt=standing.attempt,
         rounds=standing.rounds,
-        time_left="" if standing.seconds_left is None else _span(standing.seconds_left),
+        deadline="" if standing.seconds_left is None else span(max(0.0, standing.seconds_left)),
+        about_left="" if left is None else _about(left),
         rounds_percent=_rounds_percent(standing),
         single_silos=single,
-        score=_capital(standing.score),
-        macro="" if scored is None or scored.macro_exact_match is None else percent(scored.macro_exact_match),
-        micro="" if scored is None or scored.micro_exact_match is None else percent(scored.micro_exact_match),
+        score=capital(standing.score),
+        better=SCORE.better,
+        macro="" if scored is None else percent(scored.macro),
+        micro="" if scored is None else percent(scored.micro),
         scored_round="" if scored is None else str(scored.round),
         silos=tuple(_silo(item, now, single=single) for item in standing.silos),
+        states=_states(standing.silos),
         at_work=_at_work(standing.silos),
         groups=_groups(groups, standing.silos),
-        charts=tuple(chart for chart in _charts(closed, single=single, score=standing.score) if chart is not None),
-        history=tuple(_round(row, single=single) for row in reversed(rows[-ROUNDS_LISTED:])),
-        contributions=() if summed is None or not single else tuple(map(_contribution, summed.silos)),
-        contributions_round="" if summed is None else str(summed.round),
-        budget=_budget(plan, rows, epsilon),
+        plans=tuple(_plan(history, now) for history in reversed(histories)),
+        plans_left_out=left_out,
+        entries=() if present is None else _entries(present, single=single),
+        curves=" ".join(history.version for history in histories),
+        budget=_budget(plan, 0 if not openings else openings[-1].round, epsilon),
         refusals=tuple(
-            RefusalLine(last=_moment(item.last, now), kind=item.kind, call=item.call, who=item.who, times=item.times)
+            RefusalLine(
+                last=past(item.last, now),
+                kind=item.kind,
+                anchor=runbook.KINDS.get(item.kind, ""),
+                call=item.call,
+                who=item.who,
+                times=item.times,
+            )
             for item in refusals
         ),
         certificates=(
-            CertificateLine(of="coordinator", stage="in use", expires=_until(own_certificate_expires, now)),
+            CertificateLine(
+                of="coordinator",
+                stage="in use",
+                expires=until(own_certificate_expires, now),
+                anchor=runbook.OWN_CERTIFICATE,
+            ),
             *(
-                CertificateLine(of=f"authority {item.name}", stage=item.stage, expires=_until(item.expires_unix_s, now))
+                CertificateLine(
+                    of=f"authority {item.name}",
+                    stage=item.stage,
+                    expires=until(item.expires_unix_s, now),
+                    anchor=runbook.AUTHORITY,
+                )
                 for item in authorities
             ),
         ),
     )
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+# --- rounds and plans
 
 
-# --- charts
+def _entries(present: PlanHistory, *, single: bool) -> tuple[RoundEntry, ...]:
+    shown = single and present.plan.shows_single_silos
+    return listed_entries(present.newest[: -ROUNDS_LISTED - 1 : -1], single=shown)
 
 
-def _charts(closed: Sequence[RoundRow], *, single: bool, score: str) -> Iterable[Chart | None]:
-    means = {
-        "MacroAvg": _means(closed, lambda row: row.macro_exact_match),
-        "MicroAvg": _means(closed, lambda row: row.micro_exact_match),
-    }
-    scores = _by_silo(closed, _exact_match) if single else {}
-    yield line_chart("exact-match", f"{_capital(score)} on held-out questions", scores, means=means, share=True)
-    if single:
-        yield line_chart(
-            "loss", "Training loss, least of each round", _by_silo(closed, lambda silo: silo.loss_min, trained=True)
-        )
-        yield share_chart(
-            "shares", "Share of the weighted mean", _by_silo(closed, lambda silo: silo.share, trained=True)
-        )
-        yield line_chart(
-            "loss-reduction",
-            "Loss reduction in each round",
-            _by_silo(closed, lambda silo: silo.loss_reduction, trained=True),
-        )
-    else:
-        masked = {"sum of weights": _means(closed, lambda row: None if row.masked is None else row.masked.weight_sum)}
-        yield line_chart("weight-sum", "Sum of the masked weights", {}, means=masked)
+def _plan(history: PlanHistory, now: float) -> PlanLine:
+    plan = history.plan
+    scored = [(point.micro, point) for point in history.points if point.micro is not None]
+    best = max(scored, key=lambda item: item[0], default=None)
+    done = max((point.round for point in history.points), default=0)
+    return PlanLine(
+        name=plan.name,
+        digest=plan.digest,
+        present=plan.present,
+        unread=not history.read,
+        begun=past(plan.begun_unix_s, now),
+        rounds=f"{min(done, plan.rounds)} of {plan.rounds}" if plan.rounds else str(done),
+        score=capital(plan.score),
+        newest=_scored(scored[-1][1]) if scored else "",
+        best="" if best is None else _scored(best[1]),
+        told="each silo" if plan.shows_single_silos else "sums and means alone",
+    )
 
 
-def _means(rows: Sequence[RoundRow], value: Callable[[RoundRow], float | None]) -> Points:
-    found = {row.round: value(row) for row in rows}
-    return [(at, mean) for at, mean in found.items() if mean is not None]
+def _scored(point: Point) -> str:
+    return f"{percent(point.micro)} (round {point.round})"
 
 
-def _by_silo(
-    rows: Sequence[RoundRow], value: Callable[[SiloRow], float | None], *, trained: bool = False
-) -> dict[str, Points]:
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        for silo in row.silos:
-            given = None if trained and not silo.examples else value(silo)
-            if given is not None:
-                found.setdefault(silo.silo, {})[row.round] = given
-    return {silo: list(found[silo].items()) for silo in sorted(found)}
-
-
-def _exact_match(silo: SiloRow) -> float | None:
-    return None if silo.evaluation is None else silo.evaluation.exact_matches / silo.evaluation.examples
-
-
-# --- lines
+def _about(seconds: float) -> str:
+    """In steps that promise no more than an estimate can hold."""
+    if seconds < 60:
+        return "less than a minute"
+    if seconds < 3600:
+        return f"about {round(seconds / 60)} min"
+    if seconds < 48 * 3600:
+        hours, minutes = divmod(round(seconds / 600) * 10, 60)
+        return f"about {hours} h {minutes} min" if minutes else f"about {hours} h"
+    return f"about {round(seconds / 86_400)} days"
 
 
 def _rounds_percent(standing: Standing) -> int:
@@ -262,10 +279,18 @@ def _rounds_percent(standing: Standing) -> int:
     return round(100 * min(done, standing.rounds) / standing.rounds)
 
 
+# --- silos
+
+
 def _at_work(silos: Sequence[SiloStanding]) -> str:
     present = len(_present(silos))
     enrolled = sum(item.state not in ("invited", "revoked") for item in silos)
     return f"{present} of {enrolled} connected"
+
+
+def _states(silos: Sequence[SiloStanding]) -> tuple[tuple[str, int], ...]:
+    names = [item.state for item in silos]
+    return tuple((name, names.count(name)) for name in sorted(set(names)))
 
 
 def _present(silos: Iterable[SiloStanding]) -> frozenset[SiloName]:
@@ -291,49 +316,25 @@ def _groups(groups: GroupsStanding, silos: Iterable[SiloStanding]) -> GroupsView
 
 
 def _silo(item: SiloStanding, now: float, *, single: bool) -> SiloLine:
+    certificate = until(item.certificate_expires_unix_s, now)
+    anchor = runbook.SILO_STATES.get(item.state, runbook.SILO_CERTIFICATE if certificate.soon else "")
     return SiloLine(
         name=item.silo,
         state=item.state,
+        anchor=anchor,
         detail="" if item.detail == item.state else item.detail,
         percent_done=round(100 * item.fraction) if single and item.state in _MEASURED else None,
-        last_seen=_moment(item.last_seen_unix_s, now),
-        certificate=_until(item.certificate_expires_unix_s, now),
+        last_seen=past(item.last_seen_unix_s, now),
+        certificate=certificate,
+        agent=item.agent_version,
     )
 
 
-def _round(row: RoundRow, *, single: bool) -> RoundLine:
-    committed = sum(silo.outcome == "committed" for silo in row.silos)
-    notes = [row.detail] if row.detail else []
-    notes += [f"{silo} weighs nothing: its loss did not fall" for silo in row.without_weight if single]
-    if row.weight_fallback:
-        notes.append("all weights were zero, sizes stood in")
-    if row.masked is not None and row.masked.saturated:
-        notes.append(f"{row.masked.saturated} of {row.masked.coordinates} coordinates beyond their range")
-    return RoundLine(
-        number=f"{row.round}.{row.attempt}",
-        outcome=row.outcome,
-        silos=f"{committed} of {len(row.silos)}" if row.round else "",
-        macro="" if row.macro_exact_match is None else percent(row.macro_exact_match),
-        micro="" if row.micro_exact_match is None else percent(row.micro_exact_match),
-        detail="; ".join(notes),
-    )
+# --- privacy
 
 
-def _contribution(silo: SiloRow) -> Contribution:
-    score = _exact_match(silo)
-    return Contribution(
-        silo=silo.silo,
-        outcome=silo.outcome,
-        examples=str(silo.examples or ""),
-        loss=f"{figure(silo.loss_max)} to {figure(silo.loss_min)}" if silo.examples else "",
-        reduction=figure(silo.loss_reduction) if silo.examples else "",
-        weight=figure(silo.weight) if silo.weight else "",
-        share=percent(silo.share) if silo.weight else "",
-        exact_match="" if score is None else percent(score),
-    )
-
-
-def _budget(plan: Plan | None, rows: Sequence[RoundRow], epsilon: float | None) -> Budget:
+def _budget(plan: Plan | None, begun: int, epsilon: float | None) -> Budget:
+    """`begun`: the number of the newest round."""
     if plan is None:
         return Budget(promise="No plan, no promise.", spent="", spent_percent=None)
     section = plan.privacy
@@ -347,51 +348,11 @@ def _budget(plan: Plan | None, rows: Sequence[RoundRow], epsilon: float | None) 
     )
     if epsilon is not None:
         part = round(100 * min(1.0, epsilon / section.target_epsilon))
-        return Budget(promise=promise, spent=f"epsilon {figure(epsilon)} spent", spent_percent=part)
-    begun = max((row.round for row in rows), default=0)  # not how many rows there are: older ones may be left out
+        anchor = runbook.BUDGET_NEARLY_SPENT if part > _NEARLY_PERCENT else ""
+        spent = f"epsilon {figure(epsilon)} spent"
+        return Budget(promise=promise, spent=spent, spent_percent=part, anchor=anchor)
     return Budget(
         promise=promise,
         spent=f"{begun} of {plan.schedule.rounds} rounds begun; each silo keeps the ledger of what they cost it",
         spent_percent=None,
     )
-
-
-# --- times
-
-
-def _moment(unix_s: float, now: float) -> Moment:
-    """A past one."""
-    if not unix_s:
-        return Moment(words="never", iso="")
-    ago = max(0.0, now - unix_s)
-    words = "now" if ago < 5 else f"{_span(ago)} ago"
-    return Moment(words=words, iso=_iso(unix_s))
-
-
-def _until(unix_s: float, now: float) -> Moment:
-    """One to come."""
-    if not unix_s:
-        return Moment(words="", iso="")
-    left = unix_s - now
-    return Moment(
-        words=f"in {_span(left)}" if left > 0 else f"expired {_span(-left)} ago", iso=_iso(unix_s), soon=left < SOON_S
-    )
-
-
-def _iso(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _span(seconds: float) -> str:
-    """In the one or two units that matter."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if minutes < 10 else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    days = hours // 24
-    return f"{days} days" if days < 2 * 365 else f"{days // 365} years"

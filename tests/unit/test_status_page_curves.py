@@ -1,0 +1,253 @@
+"""Curves as numbers, an estimate of what is left, and what is kept of rounds that are settled: on real records."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorica.bench.made_rounds import add_rounds, enrol
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.status_page import histories
+from lorica_coordinator.edges.status_page.curves import all_plans_json, curves_json, point_json, point_of, silos_json
+from lorica_coordinator.edges.status_page.estimate import LONGEST_S, Opening, seconds_left
+from lorica_coordinator.edges.status_page.histories import ROUNDS_LISTED, Histories, PlanHistory
+from lorica_coordinator.service.callers.lookers import RecordedPlan
+from lorica_coordinator.service.records import RoundRow
+from lorica_coordinator.service.views.disclosure import of_all_silos
+from lorica_security.identifiers import FederationName, SiloName
+from silo_wire.canonical import Digest
+from tests.support.status_page import MODEL, NAMES, NOW, SHOWN, row
+
+# --- numbers
+
+
+def test_a_figure_that_is_none_is_no_figure_of_a_chart() -> None:
+    for strange in (float("nan"), float("inf"), -float("inf"), 1.7e308):
+        of_strange = replace(row(1).silos[0], loss_min=strange)
+        told = json.loads(silos_json(row(1, silos=(of_strange,)), NAMES[:1]))
+        assert told == [1, [0.875], [None], [0.4], [None]], strange
+        point = point_of(row(1, micro_exact_match=strange))
+        assert point is not None
+        assert json.loads(point_json(point)) == [1, 0.6131, None, None]
+
+
+def test_a_silo_keeps_its_column_when_others_join() -> None:
+    book = histories._Book(single=True)
+    late, first = SiloName("a-late-one"), row(1)
+    book.add(first)
+    book.add(row(2, silos=(*first.silos, replace(first.silos[0], silo=late))))
+    told = json.loads(curves_json(SHOWN, book.silos, book.curves))
+    assert told["silos"] == [*NAMES, late]
+    assert [len(piece[1]) for piece in told["rounds"]] == [3, 4]
+    assert [measure["name"] for measure in told["measures"]] == ["score", "loss", "share", "reduction"]
+
+
+def test_an_attempt_that_gave_nothing_has_no_place_on_a_curve() -> None:
+    assert point_of(row(3, outcome="abandoned")) is None
+    assert point_of(row(3, outcome="running")) is None
+    assert point_of(row(0, outcome="evaluated")) is not None
+
+
+def test_each_plan_says_which_score_it_counts_and_which_way_is_better() -> None:
+    rouge = replace(SHOWN, digest=Digest("cd" * 32), score="ROUGE-L", present=False)
+    told = json.loads(all_plans_json([(SHOWN, ["[1,0.5,0.5,null]"]), (rouge, [])]))["plans"]
+    assert [(plan["score"], plan["better"], len(plan["points"])) for plan in told] == [
+        ("Exact match", "higher", 1),
+        ("ROUGE-L", "higher", 0),
+    ]
+
+
+# --- time left
+
+
+def opened(*times: float, done: float | None = None) -> list[Opening]:
+    """Rounds 1, 2, ... opened then; the last one `done`."""
+    return [
+        Opening(round=number, opened_unix_s=at, done_unix_s=done if number == len(times) else at + 1)
+        for number, at in enumerate(times, 1)
+    ]
+
+
+def test_what_is_left_is_the_median_of_the_last_rounds_times_those_to_come() -> None:
+    rounds = opened(0.0, 100.0, 200.0, 5000.0, 5100.0)  # one took 4800 s
+    assert seconds_left(rounds, phase="collecting", rounds=8, now=5140.0) == 4 * 100.0 - 40.0
+    assert (
+        seconds_left(rounds, phase="collecting", rounds=8, now=99_999.0) == 3 * 100.0
+    )  # it takes longer than they did
+    assert seconds_left(opened(0.0, 100.0, done=160.0), phase="evaluating", rounds=3, now=170.0) == 80.0
+
+
+def test_nothing_is_estimated_before_a_round_is_over_or_when_none_runs() -> None:
+    assert seconds_left(opened(0.0), phase="collecting", rounds=8, now=50.0) is None
+    assert seconds_left([], phase="gathering", rounds=8, now=50.0) is None
+    initial = [
+        Opening(round=0, opened_unix_s=0.0, done_unix_s=None),
+        Opening(round=1, opened_unix_s=9.0, done_unix_s=None),
+    ]
+    assert seconds_left(initial, phase="collecting", rounds=8, now=50.0) is None  # an evaluation is no round
+    for phase in ("finished", "stopped", "idle"):
+        assert seconds_left(opened(0.0, 100.0), phase=phase, rounds=8, now=150.0) is None
+
+
+@given(
+    times=st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=9),
+    done=st.none() | st.floats(-1e12, 1e12),
+    now=st.floats(-1e12, 1e12),
+    rounds=st.integers(0, 600),
+)
+def test_no_clock_however_it_is_set_makes_an_estimate_negative_or_endless(
+    times: list[float], done: float | None, now: float, rounds: int
+) -> None:
+    left = seconds_left(opened(*times, done=done), phase="collecting", rounds=rounds, now=now)
+    assert left is None or 0.0 <= left <= LONGEST_S * 600
+
+
+# --- what is kept
+
+
+@dataclass
+class OneStore:
+    """What the service does for the page, over a real store: each plan's rows by that plan's own rule. Counts."""
+
+    store: SqlRoundStore
+    plans: Sequence[RecordedPlan]
+    read: int = 0
+
+    async def recorded_plans(self) -> tuple[RecordedPlan, ...]:
+        return tuple(self.plans)
+
+    async def rounds_of(
+        self, plan: Digest, *, since: int = 0, until: int | None = None, last: int = 0
+    ) -> tuple[RoundRow, ...]:
+        rows = self.store.rounds(plan, last, since, until)
+        self.read += len(rows)
+        shown = next(one.shows_single_silos for one in self.plans if one.digest == plan)
+        return rows if shown else tuple(map(of_all_silos, rows))
+
+    async def newest_round_of(self, plan: Digest) -> int | None:
+        return self.store.newest_round(plan)
+
+    async def details_of(self, plan: Digest, *, through: int) -> int:
+        return self.store.details_of(plan, through)
+
+
+OTHER = replace(SHOWN, digest=Digest("cd" * 32), name="before", present=False)
+
+
+@pytest.fixture(scope="module")
+def three_silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("curves") / "state.sqlite"
+    SqlRoundStore(path, FederationName("test-net")).close()
+    enrol(path, NAMES, NOW)
+    put_plans(path)
+    add_rounds(path, MODEL, range(1, 31), NAMES, begun=NOW - 30 * 330)
+    add_rounds(path, OTHER.digest, range(1, 13), NAMES, begun=NOW - 60 * 330, best=0.4)
+    return path
+
+
+def put_plans(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        for plan in (SHOWN, OTHER):
+            database.execute("INSERT INTO plans VALUES (?, ?, ?)", (plan.digest, plan.name, plan.begun_unix_s))
+
+
+@pytest.fixture
+def at(three_silos: Path, tmp_path: Path) -> Iterator[tuple[OneStore, Path]]:
+    path = tmp_path / "state.sqlite"
+    shutil.copy(three_silos, path)
+    store = SqlRoundStore(path, FederationName("test-net"))
+    yield OneStore(store, [OTHER, SHOWN]), path
+    store.close()
+
+
+async def whole(records: OneStore) -> tuple[PlanHistory, ...]:
+    """Once every plan was read."""
+    looks = Histories(records)
+    await looks.look()
+    return await looks.look()
+
+
+async def test_only_what_is_new_is_read_again(at: tuple[OneStore, Path]) -> None:
+    records, path = at
+    looks = Histories(records)
+    before, present = await looks.look()
+    assert [len(one.points) for one in (before, present)] == [12, 30]
+    records.read = 0
+    assert await looks.look() == (before, present)
+    assert records.read == ROUNDS_LISTED
+    add_rounds(path, MODEL, [31], NAMES, begun=NOW - 30 * 330)
+    records.read = 0
+    _, grown = await looks.look()
+    assert records.read == ROUNDS_LISTED + 1  # the one that is settled by now
+    assert grown.points[:-1] == present.points
+    assert grown.version != present.version
+    assert (await whole(records))[1] == grown  # who reads everything finds the same
+
+
+async def test_earlier_plans_are_read_one_at_a_look(at: tuple[OneStore, Path]) -> None:
+    records, _ = at
+    third = replace(OTHER, digest=Digest("ef" * 32), name="the first")
+    records.plans = [third, OTHER, SHOWN]
+    looks = Histories(records)
+    assert [one.read for one in await looks.look()] == [False, True, True]
+    assert [one.read for one in await looks.look()] == [True, True, True]
+
+
+async def test_what_was_deleted_of_single_silos_is_not_shown_from_memory(at: tuple[OneStore, Path]) -> None:
+    records, _ = at
+    looks = Histories(records)
+    _, kept = await looks.look()
+    assert all(json.loads(piece)[1][0] is not None for piece in kept.curves)
+    records.store.forget_details(NOW - 15 * 330)
+    _, forgotten = await looks.look()
+    figures = [json.loads(piece)[1:] for piece in forgotten.curves]
+    gone = [all(value is None for column in one for value in column) for one in figures]
+    assert gone[:14] == [True] * 14
+    assert not any(gone[16:])
+    assert forgotten.points == kept.points  # sums and averages stay
+    assert forgotten.version != kept.version
+    before, _ = await looks.look()
+    assert json.loads(curves_json(before.plan, *of(await looks.of(OTHER))))["silos"] == []
+
+
+def of(history: PlanHistory) -> tuple[tuple[SiloName, ...], tuple[str, ...]]:
+    return history.silos, history.curves
+
+
+async def test_a_plan_that_comes_to_hide_single_silos_loses_what_was_kept(at: tuple[OneStore, Path]) -> None:
+    """Its terms cannot be read any more: nothing of a silo is shown, whatever was."""
+    records, _ = at
+    looks = Histories(records)
+    await looks.look()
+    records.plans = [replace(plan, shows_single_silos=False) for plan in records.plans]
+    for _ in range(2):
+        histories_now = await looks.look()
+    for history in histories_now:
+        assert (history.silos, history.curves) == ((), ())
+        assert [note for line in history.lines for note in line.notes] == []
+
+
+async def test_a_plan_that_was_left_is_read_to_its_end(at: tuple[OneStore, Path]) -> None:
+    records, _ = at
+    looks = Histories(records)
+    await looks.look()
+    records.plans = [replace(SHOWN, present=False), replace(OTHER, present=True)]
+    left, now_present = (await looks.look())[0], (await looks.look())[1]
+    assert (len(left.points), left.newest) == (30, ())
+    assert (len(now_present.points), len(now_present.newest)) == (12, ROUNDS_LISTED)
+
+
+async def test_the_oldest_plans_are_counted(at: tuple[OneStore, Path]) -> None:
+    records, _ = at
+    records.plans = [
+        *(replace(OTHER, digest=Digest(f"{number:064x}")) for number in range(histories.MOST_PLANS + 2)),
+        SHOWN,
+    ]
+    looks = Histories(records)
+    assert (len(await looks.look()), looks.left_out) == (histories.MOST_PLANS, 3)
