@@ -66,6 +66,11 @@ bench-simulation: $(INSTALLED) ## Measure simulated rounds of eight silos; SIZES
 	@$(BIN)/lorica bench-simulation --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(LARGEST),--largest $(LARGEST)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(THREADS),--threads $(THREADS)) $(if $(WORK),--work '$(WORK)')
 
+.PHONY: bench-status-page
+bench-status-page: OUT = bench-status-page.json
+bench-status-page: $(INSTALLED) ## Measure looks at the status page; SILOS=100 ROUNDS=500 OUT=FILE
+	@$(BIN)/lorica bench-status-page --out '$(OUT)' $(if $(SILOS),--silos $(SILOS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: privacy-audit
 privacy-audit: OUT = privacy-audit.json
 privacy-audit: $(INSTALLED) ## What private training does beside its ledger, claims of epsilon beside what an attack proves; TARGETS='conformity trainer' CLAIMS='1 4 8' OUT=FILE

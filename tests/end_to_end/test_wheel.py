@@ -328,6 +328,12 @@ def test_a_round_runs_with_nothing_but_the_wheel(installed: Installed, monkeypat
             ("", b"clinic"),
             ("page.css", b"color-scheme"),
             ("page.js", b"use strict"),
+            ("charts.js", b"uPlot"),
+            ("uPlot.iife.min.js", b"uPlot"),
+            ("uPlot.min.css", b".uplot"),
+            ("uPlot.LICENSE.txt", b"MIT License"),
+            ("runbook.html", b"LoricaRoundStuck"),
+            ("curves", b'"plans"'),
             ("icon.svg", b"<svg"),
         ):
             with urlopen(f"http://127.0.0.1:{status}/{path}") as reply:

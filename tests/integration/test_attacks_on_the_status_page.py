@@ -3,6 +3,7 @@ bytes."""
 
 import asyncio
 import base64
+import json
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -145,8 +146,35 @@ async def test_it_says_what_the_operator_would_be_told(page: Page) -> None:
     assert live.status == 200
     assert "<html" not in live.body
     assert HOSPITAL in live.body
-    for path in ("/page.css", "/page.js", "/icon.svg"):
+    for path in ("/page.css", "/page.js", "/charts.js", "/icon.svg", "/uPlot.iife.min.js", "/runbook.html"):
         assert (await page.asks(path)).status == 200
+
+
+async def test_curves_and_rounds_are_those_of_plans_that_it_lists(page: Page) -> None:
+    (plan,) = json.loads((await page.asks("/curves")).body)["plans"]
+    assert (plan["name"], plan["present"], plan["points"]) == ("default", True, [])
+    digest = plan["digest"]
+    assert json.loads((await page.asks(f"/curves/{digest}")).body)["digest"] == digest
+    for path, said in ((f"/log/{digest}", "No round was opened"), (f"/log/{digest}/1", "No such round was opened")):
+        reply = await page.asks(path)
+        assert (reply.status, said in reply.body) == (200, True)
+    strangers = (
+        *("0" * 64, digest[:-1], digest.upper(), f"{digest}/", f"{digest}/-1", f"{digest}/1.1", f"{digest}/{10**7}"),
+        *(f"{digest}/1/2", f"{digest}%2f1", f"../{digest}", f"'{digest[1:]}", f"{digest}/\u0661"),
+    )
+    for what in ("curves", "log"):
+        for stranger in strangers:
+            assert (await page.asks(f"/{what}/{stranger}".encode().decode("latin-1"))).status in (400, 404), stranger
+
+
+async def test_every_path_is_behind_the_same_door(outside: Page, federation_template: FederationTemplate) -> None:
+    silo = federation_template.silos[HOSPITAL]
+    tls, viewer = outside.tls((silo.tls_key_pem, silo.certificate_pem)), outside.tls(await outside.viewer())
+    (plan,) = json.loads((await outside.asks("/curves", tls=viewer)).body)["plans"]
+    for path in ("/", "/live", "/curves", f"/curves/{plan['digest']}", f"/log/{plan['digest']}", "/runbook.html"):
+        assert (await outside.asks(path, tls=viewer)).status == 200
+        assert (await outside.asks(path, tls=tls)).status == 403
+        assert (await outside.asks(path, "Host: evil.example", tls=viewer)).status == 421
 
 
 async def test_every_answer_forbids_whatever_a_browser_could_be_made_to_do(page: Page) -> None:

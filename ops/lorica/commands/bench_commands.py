@@ -135,6 +135,20 @@ def bench_sums(
     run_bench_sums(chosen, terminal())
 
 
+def bench_status_page(
+    silos: Annotated[int, typer.Option(min=1, help="Silos of the federation.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are in the records.")] = 500,
+    repeats: Annotated[int, typer.Option(min=1, help="Looks of each kind; the median counts.")] = 9,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for the coordinator.")] = Path(".bench"),
+) -> None:
+    """Measure the status page of a coordinator with many silos and rounds: time and bytes of a look."""
+    from lorica.bench.status_page import Choice, run_bench_status_page
+
+    chosen = Choice(silos=silos, rounds=rounds, repeats=repeats, work=work.absolute(), out=out)
+    run_bench_status_page(chosen, terminal())
+
+
 def bench_simulation(
     size: Annotated[
         list[str] | None, typer.Option(help="Size of the model; repeatable. Default: mini, tiny and compact.")

@@ -1,11 +1,13 @@
 """The runbook as the coordinator serves it beside its status page: one file of HTML, made of ops/docs/runbook.md.
 
 Hospitals have no internet. The page has no script and loads nothing but the status page's own style sheet. Links within
-the runbook lead there; a link to another page becomes its text and that page's path, since none but this one is served.
-Raises ValueError for Markdown that the runbook did not have when this was written, rather than show it wrongly.
+the runbook lead there; a link to another page becomes its text and where that page lies in the repository, since none
+but this one is served. Raises ValueError for Markdown that the runbook did not have when this was written, rather than
+show it wrongly.
 """
 
 import html
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,5 +113,5 @@ def _link(match: re.Match[str]) -> str:
     words, where = match[1], match[2]
     if where.startswith("#"):
         return f'<a href="{html.escape(where)}">{words}</a>'
-    path = where.partition("#")[0]
-    return f"{words} ({html.escape(path)})" if path not in words else words
+    path = posixpath.normpath(posixpath.join("ops/docs", where.partition("#")[0]))
+    return f"{words} ({html.escape(path)})"

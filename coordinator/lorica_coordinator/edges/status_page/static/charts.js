@@ -53,25 +53,28 @@ const Charts = (() => {
     const sums = plan.points.map((point) => point[3]);
     charts.push({ name: "weight-sum", title: "Sum of the masked weights", better: "", rounds, series: [{ name: "sum of weights", mean: 0, values: sums }] });
     const told = plan.silos ? ofSilos.get(plan.digest) : null;
-    if (!told) return charts.filter(worth);
+    if (!told) return toldOf(charts);
     const of = told.rounds.map((round) => round[0]);
     const order = told.silos.map((name, column) => ({ name, column })).sort((a, b) => (a.name < b.name ? -1 : 1));
     told.measures.forEach((measure, at) => {
       const series = order.map(({ name, column }, style) => ({
         name, style: style % STYLES, values: told.rounds.map((round) => round[1 + at][column] ?? null),
       }));
-      if (measure.name === "score") charts[0].series = [...aligned(means, rounds, of), ...series], (charts[0].rounds = of);
+      if (measure.name === "score") Object.assign(charts[0], { rounds: of, series: [...series, ...aligned(means, rounds, of)] });
       else charts.push({ name: measure.name, title: measure.title, better: measure.better, percent: measure.name === "share", rounds: of, series });
     });
-    return charts.filter(worth);
+    return toldOf(charts);
   }
+
+  const toldOf = (charts) => charts
+    .map((chart) => ({ ...chart, series: chart.series.filter((one) => one.values.some((value) => value !== null)) }))
+    .filter((chart) => chart.series.length)
+    .map((chart) => ({ ...chart, series: chart.series.sort((one, other) => (one.name === marked) - (other.name === marked)) }));
 
   function aligned(series, from, to) {
     const at = new Map(from.map((round, index) => [round, index]));
     return series.map((one) => ({ ...one, values: to.map((round) => (at.has(round) ? one.values[at.get(round)] : null)) }));
   }
-
-  const worth = (chart) => chart.series.some((one) => one.values.some((value) => value !== null));
 
   function comparisons() {
     // One chart for each score: what counts otherwise stands on no common axis.
@@ -90,6 +93,17 @@ const Charts = (() => {
     });
   }
 
+  function onOneScale(charts) {
+    // What stands side by side is compared by eye: the same figure has the same height in each.
+    const ends = new Map();
+    for (const { name, title, series } of charts) {
+      let [low, high] = ends.get(name + title) || [Infinity, -Infinity];
+      for (const one of series) for (const value of one.values) if (value !== null) (low = Math.min(low, value)), (high = Math.max(high, value));
+      ends.set(name + title, [low, high]);
+    }
+    for (const chart of charts) chart.common = ends.get(chart.name + chart.title);
+  }
+
   const label = (plan) => `${plan.name} ${plan.digest.slice(0, 8)}`;
 
   // --- one chart
@@ -98,7 +112,7 @@ const Charts = (() => {
     const box = make("figure", "chart");
     box.dataset.chart = chart.name;
     const better = chart.better ? `, ${chart.better} is better` : "";
-    box.append(make("figcaption", "", chart.title), make("p", "note", chart.better ? chart.better + " is better" : ""));
+    box.append(make("figcaption", "", chart.title), make("p", "note", chart.better ? chart.better + " is better" : "\u00a0"));
     const canvas = make("div", "canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${chart.title}, rounds ${chart.rounds[0]} to ${chart.rounds.at(-1)}${better}: ${newest(chart)}`);
@@ -111,27 +125,33 @@ const Charts = (() => {
     };
     return {
       box,
+      chart,
       draw() {
         plot = new uPlot(options(chart, canvas, tip), [chart.rounds, ...chart.series.map((one) => one.values)], canvas);
         plot.over.append(tip);
         range(plot, chart.rounds);
-        mark(plot, chart);
         return { plot, chart, canvas };
       },
     };
   }
 
+  // Means are drawn last, above the silos, and named first.
+  const inOrder = (series) => [...series.filter((one) => one.mean !== undefined), ...series.filter((one) => one.mean === undefined)];
+
   function newest(chart) {
     const words = chart.percent ? percent : figure;
-    const told = chart.series.slice(0, FEW).map((one) => {
+    const told = inOrder(chart.series).slice(0, FEW).map((one) => {
       const value = one.values.findLast((found) => found !== null);
       return value === undefined ? "" : `${one.name} ${words(value)}`;
     });
     return told.filter(Boolean).join(", ");
   }
 
-  function stroke(one) {
-    return colour(one.mean === undefined ? `--s${one.style}` : `--s${8 + one.mean}`);
+  function stroke(one, many) {
+    if (one.mean !== undefined) return colour(`--s${8 + one.mean}`);
+    if (!many) return colour(`--s${one.style}`);
+    // Nobody tells a hundred colours apart: a faint band, the means through it, and the one that a person marked.
+    return one.name === marked ? colour("--s1") : colour("--s0") + (marked ? "30" : "60");
   }
 
   function options(chart, canvas, tip) {
@@ -144,7 +164,7 @@ const Charts = (() => {
       legend: { show: false },
       focus: { alpha: many ? 0.15 : 0.35 },
       cursor: { sync: { key: sync.key, setSeries: false, scales: ["x", null] }, focus: { prox: 24 }, drag: { x: true, y: false, dist: 8 }, points: { size: 7 } },
-      scales: { x: { time: false }, y: { range: (_, low, high) => bounds(low, high) } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => (chart.common ? bounds(...chart.common) : bounds(low, high)) } },
       axes: [
         { ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000], values: (_, ticks) => ticks.map((at) => (Number.isInteger(at) ? String(at) : "")) },
         { ...axis, size: 58, values: (_, ticks) => ticks.map((at) => (chart.percent ? Number((100 * at).toPrecision(6)) + "%" : figure(at))) },
@@ -154,8 +174,8 @@ const Charts = (() => {
         ...chart.series.map((one) => ({
           label: one.name,
           show: !hidden.has(one.name),
-          stroke: () => stroke(one),
-          width: one.mean === 0 || one.strong ? 3 : one.mean === 1 ? 2 : many ? 1 : 2,
+          stroke: () => stroke(one, many),
+          width: one.mean === 0 || one.strong || (many && one.name === marked) ? 3 : one.mean === 1 ? 2 : many ? 1 : 2,
           dash: one.mean === 1 ? [4, 4] : one.mean === undefined && !many ? DASHES[one.style] : [],
           points: { show: chart.rounds.length <= 40 && !many, size: 5 },
           spanGaps: true,
@@ -184,11 +204,12 @@ const Charts = (() => {
     const few = chart.series.length <= FEW + 2;
     const lines = chart.series
       .map((one, index) => ({ one, index, value: one.values[idx] }))
-      .filter(({ one, index, value }) => value !== null && plot.series[index + 1].show && (index + 1 === focused || few || one.mean !== undefined))
+      .sort((a, b) => (a.one.mean === undefined) - (b.one.mean === undefined))
+      .filter(({ one, index, value }) => value !== null && plot.series[index + 1].show && (index + 1 === focused || few || one.mean !== undefined || one.name === marked))
       .slice(0, FEW + 2)
       .map(({ one, index, value }) => {
         const row = make("div", index + 1 === focused ? "focused" : "", `${one.name}: ${words(value)}`);
-        row.style.borderLeftColor = stroke(one);
+        row.style.borderLeftColor = stroke(one, !few);
         return row;
       });
     tip.replaceChildren(make("strong", "", `round ${chart.rounds[idx]}`), ...lines);
@@ -204,11 +225,15 @@ const Charts = (() => {
       choose.setAttribute("aria-label", `${chart.title}: mark a silo`);
       choose.append(new Option(`${chart.series.filter((one) => one.mean === undefined).length} silos: mark one`, ""));
       for (const one of chart.series) if (one.mean === undefined) choose.append(new Option(one.name, one.name, false, one.name === marked));
-      choose.addEventListener("change", () => { marked = choose.value; drawn.forEach(({ plot, chart: other }) => mark(plot, other)); });
+      choose.addEventListener("change", () => {
+        marked = choose.value;
+        render();
+        document.querySelector(`figure[data-chart="${chart.name}"] .choose`)?.focus({ preventScroll: true });
+      });
       return choose;
     }
     const list = make("div", "legend");
-    for (const one of chart.series) {
+    for (const one of inOrder(chart.series)) {
       const toggle = button(one.name, !hidden.has(one.name), () => {
         hidden.has(one.name) ? hidden.delete(one.name) : hidden.add(one.name);
         toggle.setAttribute("aria-pressed", String(!hidden.has(one.name)));
@@ -219,11 +244,6 @@ const Charts = (() => {
       list.append(toggle);
     }
     return list;
-  }
-
-  function mark(plot, chart) {
-    const index = marked ? chart.series.findIndex((one) => one.name === marked) : -1;
-    plot.setSeries(index < 0 ? null : index + 1, { focus: true }, false);
   }
 
   function range(plot, rounds) {
@@ -280,11 +300,13 @@ const Charts = (() => {
       body.append(over);
     }
     const open = plans.filter((plan) => shown.has(plan.digest)).reverse();
+    const ofPlans = new Map(open.map((plan) => [plan, lineCharts(plan)]));
+    if (open.length > 1) onOneScale([...ofPlans.values()].flat());
     const panels = make("div", open.length > 1 ? "panels several" : "panels");
     for (const plan of open) {
       const panel = make("div", "panel");
       panel.dataset.plan = plan.digest;
-      const charts = lineCharts(plan);
+      const charts = ofPlans.get(plan);
       const what = plan.silos ? "" : "; sums and means alone";
       panel.append(make("h3", "", `${label(plan)}${plan.present ? ", present" : ""}${what}`));
       const grid = make("div", "charts");
