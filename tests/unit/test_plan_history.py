@@ -1,0 +1,122 @@
+"""What the service tells of plans that came before: each by its own terms, whichever plan is under way now."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from lorica.bench.made_rounds import MadePlan, add_rounds, begin, database_of, fill, make_folder, silo_names
+from lorica.demo.ports import free_ports
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.status_page.histories import Histories
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.service.callers.lookers import RecordedPlan
+from lorica_coordinator.service.federation import Federation
+from tests.support.coordinator import running
+
+NAMES = silo_names(3)
+PLAIN = {"schedule.rounds": 4}
+MASKED = {
+    "schedule.rounds": 4,
+    "aggregation.secure_aggregation": True,
+    "aggregation.weighting": "equal",
+    "aggregation.max_delta_norm": 1.0,
+}
+PRIVATE = {
+    "schedule.rounds": 4,
+    "privacy.level": "record",
+    "privacy.noise_multiplier": 1.5,
+    "evaluation.every": 0,
+    "evaluation.initial": False,
+    "evaluation.last": False,
+    "training.dropout": 0.0,
+    "training.epochs": 1,
+    "aggregation.weighting": "equal",
+    "aggregation.max_delta_norm": 1.0,
+}
+ROUNDS = range(1, 5)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four plans, each with every figure of every silo in its records, and a plain one is under way."""
+    root = tmp_path_factory.mktemp("history") / "coordinator"
+    folder = make_folder(root, free_ports(4))
+    now = time.time()
+    kinds = {"open": PLAIN, "covered": MASKED, "noised": PRIVATE, "present": PLAIN}
+    fill(folder, [MadePlan(name=name, done=0, values=values) for name, values in kinds.items()], NAMES, now=now)
+    coordinator = Coordinator.load(folder)
+    for name in kinds:
+        bundle = coordinator.shelf.compile(name)
+        begin(coordinator, bundle, 4, NAMES, now=now)
+        add_rounds(database_of(coordinator), bundle.plan.digest, ROUNDS, NAMES, begun=now)
+    return root
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> CoordinatorFolder:
+    return CoordinatorFolder(Path(shutil.copytree(made, tmp_path / "coordinator")))
+
+
+async def told(service: Federation) -> dict[str, tuple[bool, bool]]:
+    """By plan, whether its terms show single silos, and whether anything of one came with its rounds."""
+    found = {}
+    for plan in await service.recorded_plans():
+        silos = [silo for row in await service.rounds_of(plan.digest) for silo in row.silos]
+        assert len(silos) == len(ROUNDS) * len(NAMES)
+        figures = any(silo.examples or silo.loss_min or silo.share or silo.weight or silo.evaluation for silo in silos)
+        found[plan.name] = plan.shows_single_silos, figures
+    return found
+
+
+async def test_each_plan_is_told_of_by_its_own_rule(folder: CoordinatorFolder) -> None:
+    async with running(folder) as at:
+        plans = await at.service.recorded_plans()
+        assert [plan.present for plan in plans] == [False, False, False, True]
+        assert {plan.score for plan in plans} == {"exact match"}
+        assert await told(at.service) == {
+            "open": (True, True),
+            "covered": (False, False),
+            "noised": (False, False),
+            "present": (True, True),
+        }
+        assert await at.service.rounds() == await at.service.rounds_of(plans[-1].digest)
+        histories = Histories(at.service)
+        for _ in plans:
+            looked = await histories.look()
+        assert {one.plan.name: len(one.silos) for one in looked} == {"open": 3, "covered": 0, "noised": 0, "present": 3}
+
+
+async def test_a_plan_whose_terms_cannot_be_read_shows_no_single_silo(folder: CoordinatorFolder) -> None:
+    """Gone, damaged, or of another release: nobody knows what it promised."""
+
+    def digest(plans: tuple[RecordedPlan, ...], name: str) -> str:
+        return next(plan.digest for plan in plans if plan.name == name)
+
+    async with running(folder) as at:
+        plans = await at.service.recorded_plans()
+    kept = {name: next(folder.root.rglob(f"{digest(plans, name)}.bundle")) for name in ("open", "covered", "noised")}
+    kept["open"].unlink()
+    kept["covered"].write_bytes(b"damaged")
+    async with running(folder) as at:
+        assert await told(at.service) == {
+            "open": (False, False),
+            "covered": (False, False),
+            "noised": (False, False),
+            "present": (True, True),
+        }
+        unread = {plan.name: (plan.rounds, plan.score) for plan in await at.service.recorded_plans()}
+        assert unread["open"] == unread["covered"] == (0, "")
+
+
+async def test_rounds_are_read_in_ranges(folder: CoordinatorFolder) -> None:
+    async with running(folder) as at:
+        plan = (await at.service.recorded_plans())[-1].digest
+        whole = await at.service.rounds_of(plan)
+        assert [row.round for row in whole] == list(ROUNDS)
+        assert await at.service.rounds_of(plan, since=2, until=3) == whole[1:3]
+        assert await at.service.rounds_of(plan, since=2, last=1) == whole[3:]
+        assert await at.service.rounds_of(plan, since=9) == ()
+        assert await at.service.newest_round_of(plan) == ROUNDS[-1]
+        assert await at.service.details_of(plan, through=2) == 2 * 2 * len(NAMES)
