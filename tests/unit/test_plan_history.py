@@ -1,7 +1,9 @@
 """What the service tells of plans that came before: each by its own terms, whichever plan is under way now."""
 
+import asyncio
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,26 @@ async def test_rounds_are_read_in_ranges(folder: CoordinatorFolder) -> None:
         assert await at.service.rounds_of(plan, since=9) == ()
         assert await at.service.newest_round_of(plan) == ROUNDS[-1]
         assert await at.service.details_of(plan, through=2) == 2 * 2 * len(NAMES)
+
+
+async def test_the_page_tells_of_a_covered_plan_nothing_that_its_records_have(folder: CoordinatorFolder) -> None:
+    """On every path of a real page, while a plain plan is under way."""
+    async with running(folder) as at:
+        assert at.serving.page is not None
+        ask = partial(get, at.serving.page.port)
+        plans = await at.service.recorded_plans()
+        for plan in plans:
+            pages = [await ask(f"/curves/{plan.digest}"), await ask(f"/log/{plan.digest}/2")]
+            told = [b"clinic-001" in pages[0], b"training loss" in pages[1]]
+            assert told == [plan.shows_single_silos] * 2, plan.name
+            assert b"clinic-001" in pages[1]  # that it took part
+        assert {plan.name for plan in plans if not plan.shows_single_silos} == {"covered", "noised"}
+
+
+async def get(port: int, path: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    reply = await reader.read()
+    writer.close()
+    assert reply.startswith(b"HTTP/1.1 200"), reply[:200]
+    return reply

@@ -12,7 +12,7 @@ from lorica_coordinator.edges.server.gate import DEFECT, Refusal
 from lorica_coordinator.edges.status_page import runbook
 from lorica_coordinator.edges.status_page.curves import curves_json
 from lorica_coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
-from lorica_coordinator.edges.status_page.rounds_log import PARTS_LISTED
+from lorica_coordinator.edges.status_page.rounds_log import PARTS_LISTED, SiloPart
 from lorica_coordinator.plans.presets import preset
 from lorica_coordinator.rounds.states import Running
 from lorica_coordinator.service.issued import AuthorityStanding
@@ -197,6 +197,8 @@ def assert_nothing_of_single_silos(rows: list[RoundRow]) -> None:
     for name in NAMES:
         assert name not in curves
     assert (history.silos, history.curves) == ((), ())
+    for entry in view(rows, plan=HIDDEN).entries:
+        assert entry.parts == tuple(SiloPart(silo=name, outcome="committed", detail="") for name in NAMES)
     assert "Progress of" not in text
 
 
