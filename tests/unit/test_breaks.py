@@ -31,6 +31,7 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "status_page",
     "studies",
     "tasks",
     "tracking",
