@@ -22,6 +22,7 @@ SUBJECTS = {
     "jail",
     "joint",
     "ledger",
+    "masked_journal",
     "masks",
     "noise",
     "own_models",
