@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from lorica.documentation.runbook_page import runbook_html
 from lorica_coordinator.edges.server.gate import DEFECT, Refusal
 from lorica_coordinator.edges.status_page import runbook
 from lorica_coordinator.edges.status_page.curves import curves_json
@@ -339,3 +340,8 @@ def test_the_chart_library_is_the_one_that_is_written_down() -> None:
     assert len(there) == 3
     for name, digest in written.items():
         assert sha256((PAGE / "static" / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_the_served_runbook_is_that_of_the_docs() -> None:
+    """`make docs` brings it up to date."""
+    assert (PAGE / "static" / "runbook.html").read_text(encoding="utf-8") == runbook_html()
