@@ -399,7 +399,7 @@ async def test_a_round_beyond_the_plans_last_is_named_as_the_closing_one(
         (row,) = await at_work.service.rounds()
         assert row.detail == ""
         rows = [replace(row, round=2), replace(row, round=3), replace(row, round=3, detail="too late")]
-        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last: tuple(rows))
+        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last, since, until: tuple(rows))
         assert [it.detail for it in await at_work.service.rounds()] == [
             "",
             "closing round, in which nobody trains",
