@@ -387,9 +387,11 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Of one that is written to meanwhile nobody knows what was read."""
     try:
         # Not to wait for whoever would write into a pipe.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as plain:
-            if not stat.S_ISREG(os.fstat(plain.fileno()).st_mode):
-                raise DataError(f"{path} is no ordinary file: put the lines themselves there")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DataError(f"{path} is no ordinary file: put the lines themselves there")
+        with open(descriptor, "rb") as plain:
             before = FileMark.of(plain.fileno())
             with gzip.open(plain) if path.suffix == ".gz" else nullcontext(plain) as file:
                 yield file  # type: ignore[misc]  # gzip.GzipFile reads as IO[bytes] does, but is declared apart
