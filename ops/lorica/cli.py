@@ -70,6 +70,7 @@ app.command(name="bench")(bench_commands.bench)
 app.command(name="bench-secagg")(bench_commands.bench_secagg)
 app.command(name="bench-dp")(bench_commands.bench_dp)
 app.command(name="bench-sums")(bench_commands.bench_sums)
+app.command(name="bench-data")(bench_commands.bench_data)
 app.command(name="bench-simulation")(bench_commands.bench_simulation)
 
 
