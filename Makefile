@@ -54,6 +54,12 @@ bench-secagg: $(INSTALLED) ## Measure secure aggregation; SILOS='3 8 16 32' PARA
 	@$(BIN)/lorica bench-secagg --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEER),--peer $(PEER)) $(if $(WORK),--work '$(WORK)')
 
+.PHONY: bench-many
+bench-many: OUT = bench-many.json
+bench-many: $(INSTALLED) ## Measure one round of many silos, in the clear and masked; SILOS='32 64' PARAMETERS=25000000, 0 for the masked journal alone, OUT=FILE
+	@$(BIN)/lorica bench-many --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(if $(PARAMETERS),--parameters $(PARAMETERS)) \
+		$(if $(WORK),--work '$(WORK)')
+
 .PHONY: bench-dp
 bench-dp: OUT = bench-dp.json
 bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini small' BATCH=128 PHYSICAL=16 STEPS=3 OUT=FILE

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from lorica.commands import bench_commands, demo_commands, track_command
+from lorica.commands import bench_commands, demo_commands, model_commands, track_command
 from lorica_security.console.terminal import list_whole_summaries, terminal
 from lorica_security.errors import LoricaError, exit_code
 from lorica_security.host.program import begin_program
@@ -66,8 +66,11 @@ app.command(name="try")(demo_commands.try_)
 app.command(name="demo")(demo_commands.demo)
 app.command(name="silos")(demo_commands.silos)
 app.command(name="track")(track_command.track)
+app.command(name="verify")(model_commands.verify)
+app.command(name="convert")(model_commands.convert)
 app.command(name="bench")(bench_commands.bench)
 app.command(name="bench-secagg")(bench_commands.bench_secagg)
+app.command(name="bench-many")(bench_commands.bench_many)
 app.command(name="bench-dp")(bench_commands.bench_dp)
 app.command(name="bench-sums")(bench_commands.bench_sums)
 app.command(name="bench-data")(bench_commands.bench_data)
@@ -144,24 +147,6 @@ def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, 
     estimate_report.write(out, done)
     estimate_report.show(terminal(), done)
     done.require_no_problem()
-
-
-@app.command(name="verify")
-def verify_command(
-    model: Annotated[Path, typer.Argument(metavar="DIR", help="As coordinator export made it.", show_default=False)],
-    key: Annotated[str, typer.Option(help="The coordinator's identity key, 64 hexadecimal digits.")] = "",
-    silo: Annotated[
-        Path | None, typer.Option(help="In place of --key: folder of an agent that is enrolled there.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The signed statement, for programs.")] = False,
-) -> None:
-    """Check offline which plan and rounds made an exported model, and that no file of it was changed; exit with 5 if
-    one was."""
-    from lorica.verify import key_of, told
-    from lorica_security.on_disk.provenance import verified
-
-    provenance = verified(model, key_of(key, silo))
-    print(provenance.statement.decode() if as_json else "\n".join(told(provenance)))
 
 
 @app.command()

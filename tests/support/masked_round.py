@@ -4,7 +4,6 @@ The protocol's machines are those of secagg_federation, the network is a functio
 """
 
 import math
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -195,7 +194,7 @@ class FileFederation(Federation):
     def sum_of(self, digests: Mapping[SiloName, Digest]) -> MaskedSum:
         """As the round machine holds it."""
         members = tuple(MemberKey(silo=name, key=public_key_bytes(key).hex()) for name, key in self.identities.items())
-        journal = tuple(b64encode(coordinator_event_to_bytes(event)).decode() for event in self.journal)
+        journal = tuple(coordinator_event_to_bytes(event) for event in self.journal)
         attempt = SecureAttempt(federation=FEDERATION, members=members, journal=journal)
         vectors = tuple(MaskedVector(silo=name, digest=digest) for name, digest in digests.items())
         return MaskedSum(vectors=vectors, attempt=attempt)

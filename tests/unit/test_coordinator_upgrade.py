@@ -4,8 +4,10 @@ tests/vectors/state/version-4.sql is what a release without revisions left of a 
 tables.
 """
 
+import json
 import sqlite3
 import stat
+from base64 import b64encode
 from contextlib import closing
 from datetime import UTC, datetime
 from importlib.resources import files as resources
@@ -21,11 +23,12 @@ from sqlalchemy import create_engine
 import lorica_coordinator.edges.upkeep.upgrade as upgrading
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, metadata
-from lorica_coordinator.edges.database.state_json import STATE_VERSION
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, journal_of
 from lorica_coordinator.edges.upkeep.upgrade import upgrade
 from lorica_coordinator.rounds.states import Finished, State, with_deadline
 from lorica_security.audit.chain import Head
 from lorica_security.errors import ConfigurationError, StorageError
+from tests.support.masked_rounds import MaskedRounds
 from tests.support.rounds import COLLECTING, EVALUATING, FEDERATION, GATHERING, MASKING, PLAN, T0, A, B, C
 
 OLD = Path(__file__).resolve().parents[1] / "vectors" / "state" / "version-4.sql"
@@ -58,7 +61,7 @@ def one(path: Path, query: str) -> object:
 
 def test_the_old_database_has_rows_in_every_table(old: Path) -> None:
     found = rows(old)
-    assert set(found) == set(metadata.tables) - {"alembic_version", "schema", "release_groups"}
+    assert set(found) == set(metadata.tables) - {"alembic_version", "schema", "release_groups", "masked_events"}
     assert all(found.values())
 
 
@@ -76,8 +79,8 @@ def test_an_old_database_is_refused_until_it_is_upgraded_and_nothing_of_it_is_lo
     assert stat.S_IMODE(done.copy.stat().st_mode) == 0o600
     after = rows(old)
     assert after.pop("silos") == [(*row, "", "", None) for row in before["silos"]]
-    assert after.pop("release_groups") == []
-    assert after.pop("machine") == [(1, STATE_VERSION, *row[2:]) for row in before.pop("machine")]
+    assert after.pop("release_groups") == after.pop("masked_events") == []
+    assert after.pop("machine") == [(1, STATE_VERSION, *row[2:], 0) for row in before.pop("machine")]
     assert after == {name: content for name, content in before.items() if name != "silos"}
     with closing(SqlRoundStore(old, FEDERATION)) as store:
         assert isinstance(store.load(), Finished)
@@ -129,6 +132,41 @@ def test_a_phase_under_way_has_its_whole_deadline_after_the_upgrade(tmp_path: Pa
     whole = {"gathering": 60.0, "collecting": 600.0, "masking": 30.0, "evaluating": 120.0}[state.phase]
     with closing(SqlRoundStore(path, FEDERATION)) as store:
         assert store.load(1000.0) == with_deadline(state, 1000.0 + whole)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while it masks", "unmasked"])
+def test_a_masked_attempt_under_way_goes_on_after_the_upgrade_and_on_the_way_back(tmp_path: Path, ended: bool) -> None:
+    """Its events were base64 in the text of the state, which had them all at every message."""
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.open()
+    rounds.run() if ended else rounds.until("unmasking")
+    path, journal = tmp_path / "state.sqlite", journal_of(rounds.state)
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        store.transition(rounds.state, [], at=T0, now=T0)
+    with closing(sqlite3.connect(path)) as database:  # as the release before wrote it
+        text = json.loads(one(path, "SELECT state FROM machine"))  # type: ignore[arg-type]
+        (text["masked"]["attempt"] if ended else text["secure"])["journal"] = [b64encode(it).decode() for it in journal]
+        database.execute("UPDATE machine SET version = 4, state = ?", (json.dumps(text),))
+        database.execute("ALTER TABLE machine DROP COLUMN events")
+        database.execute("DROP TABLE masked_events")
+        database.execute("UPDATE alembic_version SET version_num = '0008'")
+        database.execute("UPDATE schema SET version = 8")
+        database.commit()
+    before = rows(path)
+
+    upgrade(path, now=NOW)
+
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        assert store.load(T0) == rounds.state
+        assert journal_of(store.load(T0)) == journal
+    assert not any(b64encode(event) in path.read_bytes() for event in journal), "what was replaced is overwritten"
+    upgrade(path, now=NOW.replace(hour=4), to="0008")
+    assert rows(path) == before
+    assert not any(event in path.read_bytes() for event in journal)
+    upgrade(path, now=NOW.replace(hour=5))
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        assert store.load(T0) == rounds.state
 
 
 def test_revisions_lead_to_the_tables_that_a_new_database_has(old: Path, tmp_path: Path) -> None:
@@ -198,7 +236,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     assert one(path, "SELECT count(*) FROM sqlite_master") == 1
 
 
-@pytest.mark.parametrize("to", ["0003", "0009", "5", "head", "", "+1"])
+@pytest.mark.parametrize("to", ["0003", "0010", "5", "head", "", "+1"])
 def test_a_revision_that_is_none_is_refused(old: Path, to: str) -> None:
     with pytest.raises(ConfigurationError, match="is no revision from 0004 to"):
         upgrade(old, now=NOW, to=to)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, journal_of, state_from_json, state_to_json
 from lorica_coordinator.rounds.effects import Record, RoundAbandoned
 from lorica_coordinator.rounds.states import Collecting, Idle, State, deadline_of
 from lorica_coordinator.service.loop.round_loop import PAID_LEAST_S, PAID_MOST_S, RoundLoop, paid_until_next_save
@@ -36,7 +36,7 @@ TRAINING_S = 600.0  # of tests.support.rounds.terms
 class Disk:
     """What outlasts a process. As a RoundStore, of the machine alone; `broken`: nothing can be saved."""
 
-    kept: tuple[str, str] | None = None
+    kept: tuple[str, str, tuple[bytes, ...]] | None = None
     records: list[tuple[Record, float]] = field(default_factory=list)
     broken: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,13 +51,14 @@ class Disk:
     def load(self, now: float = 0.0) -> State:
         if self.kept is None:
             return Idle(population=frozenset({A, B, C}))
-        phase, text = self.kept
-        return state_from_json(version=STATE_VERSION, phase=phase, text=text, where="the disk", now=now)
+        phase, text, journal = self.kept
+        kept = {"version": STATE_VERSION, "phase": phase, "text": text, "journal": journal}
+        return state_from_json(**kept, where="the disk", now=now)
 
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
         if self.broken:
             raise StorageError("the disk is full")
-        self.kept = state.phase, state_to_json(state, now=now)
+        self.kept = state.phase, state_to_json(state, now=now), journal_of(state)
         self.records += [(record, at) for record in records]
         if any(isinstance(record, RoundAbandoned) for record in records) and not self.ended.is_set():
             self.ended.set()

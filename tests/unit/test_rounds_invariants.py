@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, journal_of, state_from_json, state_to_json
 from lorica_coordinator.rounds.effects import (
     Aggregate,
     ArmDeadline,
@@ -244,8 +244,8 @@ class AnyHistory(RuleBasedStateMachine):
     def restarts(self, down: float) -> None:
         text = state_to_json(self.state, now=self.now)
         self.now += down
-        kept = {"version": STATE_VERSION, "phase": self.state.phase, "text": text, "where": "here"}
-        self.state = state_from_json(**kept, now=self.now)
+        kept = {"version": STATE_VERSION, "phase": self.state.phase, "text": text, "journal": journal_of(self.state)}
+        self.state = state_from_json(**kept, where="here", now=self.now)
         self.armed = None
         self.happen(Resumed(now=self.now, population=population_of(self.state)))
 

@@ -270,7 +270,7 @@ def unmasking(store: SqlRoundStore) -> tuple[Aggregating, list[bytes]]:
     assert rounds.state.masked is not None
     enrol(store, D)
     store.transition(rounds.state, records_of(tuple(rounds.effects)), at=T0, now=T0)
-    revealed = [entry.encode() for entry in rounds.state.masked.attempt.journal[-3:]]
+    revealed = rounds.state.masked.attempt.journal[-3:]
     return rounds.state, [entry[at : at + 40] for entry in revealed for at in range(0, len(entry) - 40, 40)]
 
 

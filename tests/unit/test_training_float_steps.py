@@ -10,6 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from lorica_security.noise.noise_streams import bound_key
+from lorica_security.noise.random_words import RandomWords
 from lorica_security.secure_aggregation.masked_vectors.fixed_point import FixedPoint
 from silo_agent.rounds.update import BLOCK_ELEMENTS
 from silo_agent.training.data.batches import EncodedExamples
@@ -229,3 +231,15 @@ def test_a_step_is_that_of_the_larger_number() -> None:
     binade(one, other, out)
     assert out.tolist() == [4.0, 0.0625, 0.0, 0.0, np.inf, 2.0]
     assert np.array_equal(out[:2] * np.float32(2.0**-23), np.spacing(np.array([5.0, 0.1], dtype="<f4")))
+
+
+@pytest.mark.parametrize("count", [BLOCK_ELEMENTS, 70_000, 1001, 1])
+def test_noise_is_of_the_words_of_aes_in_counter_mode_however_they_are_had(count: int) -> None:
+    """And the same whatever was in its memory before: after a restart the same delta comes out again."""
+    binades = np.exp2(-(np.arange(count) % 9)).astype(np.float32)
+    made, begin = StepNoise(KEY, 0.3), 2 * BLOCK_ELEMENTS
+    made.of(np.ones(BLOCK_ELEMENTS, dtype=np.float32), 0)
+    words = RandomWords(bound_key(KEY, begin.to_bytes(8, "big")))
+    coarse = words.words64(count).view(np.uint16).reshape(4, count).astype(np.int64).sum(axis=0)
+    uniform = words.words32(count) * 2.0**-32 + coarse - 2 * (2**16 - 1) - 0.5
+    np.testing.assert_array_equal(made.of(binades, begin), (uniform * (2.0**-39 / 0.3)).astype(np.float32) * binades)

@@ -4,7 +4,6 @@ Persisted is the journal: a restarted coordinator replays it and stands where it
 (secure_aggregation/coordinator/machine.py).
 """
 
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,14 +36,14 @@ class MemberKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAttempt:
-    """`journal` has every event so far, each as base64 of `secure_journals_codec.coordinator_event_to_bytes`.
+    """`journal` has every event so far, each as `secure_journals_codec.coordinator_event_to_bytes` gives it.
 
     `held` is the state that they led to; None after a restart, until it is asked for.
     """
 
     federation: FederationName
     members: tuple[MemberKey, ...]
-    journal: tuple[str, ...]
+    journal: tuple[bytes, ...]
     held: protocol_states.State | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -94,8 +93,9 @@ class SecureAttempt:
         after, effects = protocol_machine.step(self.state, event, self._identities())
         _erase_masks(effects)
         added = (coordinator_event_to_bytes(it.event) for it in effects if isinstance(it, protocol_effects.Journal))
-        journal = (*self.journal, *(b64encode(item).decode() for item in added))
-        then = SecureAttempt(federation=self.federation, members=self.members, journal=journal, held=after)
+        then = SecureAttempt(
+            federation=self.federation, members=self.members, journal=(*self.journal, *added), held=after
+        )
         of_the_attempt = (protocol_effects.Journal, protocol_effects.Send, protocol_effects.Unmask)
         return then, tuple(it for it in effects if not isinstance(it, of_the_attempt))
 
@@ -108,7 +108,7 @@ class SecureAttempt:
     @property
     def events(self) -> tuple[protocol_events.Event, ...]:
         """The journal, decoded."""
-        return tuple(coordinator_event_from_bytes(b64decode(item), self.federation) for item in self.journal)
+        return tuple(coordinator_event_from_bytes(item, self.federation) for item in self.journal)
 
     def _identities(self) -> Identities:
         return {member.silo: public_key_from_bytes(bytes.fromhex(member.key)) for member in self.members}

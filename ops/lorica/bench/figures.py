@@ -16,6 +16,7 @@ class Reading:
 
     at_s: float
     cpu_s: float
+    agents_cpu_s: float
     wire_bytes: int
     coordinator_bytes: int
     coordinator_peak_bytes: int

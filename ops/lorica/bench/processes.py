@@ -94,6 +94,7 @@ class Meter:
             reading = Reading(
                 at_s=at_s,
                 cpu_s=sum(sum(role.values()) for role in self._cpu),
+                agents_cpu_s=sum(sum(role.values()) for role in self._cpu[1:]),
                 wire_bytes=wire,
                 coordinator_bytes=now[0],
                 coordinator_peak_bytes=self._peaks[0],

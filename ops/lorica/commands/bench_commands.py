@@ -174,3 +174,24 @@ def bench_data(
         out=out,
     )
     run_bench_data(chosen, terminal())
+
+
+def bench_many(
+    silos: Annotated[
+        list[int] | None, typer.Option(min=3, help="Number of silos; repeatable. Default: 32 and 64.")
+    ] = None,
+    parameters: Annotated[
+        int, typer.Option(min=0, help="Of the model, 2 million or more; 0: the masked journal alone, no round.")
+    ] = 25_000_000,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for models, spools and silos.")] = Path(".bench"),
+) -> None:
+    """Measure one round of many silos, in the clear and masked, each a process that is forked from a warm one."""
+    from lorica.bench import private_loopback
+    from lorica.bench.many.run import SILOS, Choice, run_bench_many
+
+    chosen = Choice(silos=silos or SILOS, parameters=parameters, work=work.absolute(), out=out)
+    console = terminal()
+    if not private_loopback.enter() and parameters:
+        console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
+    run_bench_many(chosen, console)

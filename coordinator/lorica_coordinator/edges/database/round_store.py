@@ -4,9 +4,9 @@ not at all.
 SQLite with a write-ahead log and full synchronisation: what a method wrote is on the disk when it returns. The same
 statements suit PostgreSQL; only the connection's settings are SQLite's own.
 
-The state of a masked round has the key shares that silos revealed for it. What is deleted or replaced is overwritten,
-and when an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that keeps old
-blocks does.
+The events of a masked attempt have the key shares that silos revealed for it. What is deleted or replaced is
+overwritten, and when an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that
+keeps old blocks does.
 """
 
 import sqlite3
@@ -24,6 +24,7 @@ from lorica_coordinator.edges.database.certificate_records import (
     revoke_certificates,
     send_trust,
 )
+from lorica_coordinator.edges.database.masked_events import read_events, write_events
 from lorica_coordinator.edges.database.round_records import of_attempt, put_row, write_record
 from lorica_coordinator.edges.database.round_tables import (
     TABLES_REVISION,
@@ -47,7 +48,12 @@ from lorica_coordinator.edges.database.round_tables import (
 )
 from lorica_coordinator.edges.database.rows import certificate_of, evaluation_of, round_of_rows, silo_of
 from lorica_coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS, durable_engine
-from lorica_coordinator.edges.database.state_json import STATE_VERSION, state_from_json, state_to_json
+from lorica_coordinator.edges.database.state_json import (
+    STATE_VERSION,
+    journal_of,
+    state_from_json,
+    state_to_json,
+)
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
 from lorica_coordinator.rounds.effects import Record, RoundAbandoned, RoundClosed
 from lorica_coordinator.rounds.states import Idle, State
@@ -94,6 +100,7 @@ class SqlRoundStore:
                 connection.execute(insert(schema).values(version=TABLES_VERSION))
             else:
                 require_current(revision, path)
+        self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         self._clear_log()
 
@@ -122,15 +129,23 @@ class SqlRoundStore:
             if row is None:
                 names = connection.execute(select(silos.c.silo).where(silos.c.revoked_at.is_(None))).scalars()
                 return Idle(population=frozenset(SiloName(name) for name in names))
-        return state_from_json(version=row.version, phase=row.phase, text=row.state, where=str(self._path), now=now)
+            events = read_events(connection, row.events, str(self._path))
+        self._events = events
+        stored = {"version": row.version, "phase": row.phase, "text": row.state, "journal": events}
+        return state_from_json(**stored, where=str(self._path), now=now)
 
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
-        values = {"version": STATE_VERSION, "phase": state.phase, "state": state_to_json(state, now=now)}
+        events = journal_of(state)
+        text = state_to_json(state, now=now)
+        values = {"version": STATE_VERSION, "phase": state.phase, "state": text, "events": len(events)}
+        before, self._events = self._events, None  # a transaction that fails may be on the disk or not
         with self._transaction() as connection:
             for record in records:
                 write_record(connection, record, at)
             put_row(connection, machine, {"id": _MACHINE_ID}, values)
-        if any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
+            deleted = write_events(connection, before, events)
+        self._events = events
+        if deleted or any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
             self._log_is_clear = False
         if not self._log_is_clear:
             self._clear_log()

@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0008"
+TABLES_REVISION = "0009"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -40,6 +40,14 @@ machine = Table(
     Column("version", Integer, nullable=False),
     Column("phase", String(32), nullable=False),
     Column("state", Text, nullable=False),
+    Column("events", Integer, nullable=False, server_default="0"),  # how many rows masked_events has
+)
+
+masked_events = Table(
+    "masked_events",
+    metadata,
+    Column("position", Integer, primary_key=True, autoincrement=False),  # 1, 2, ... in the order of the journal
+    Column("event", LargeBinary, nullable=False),
 )
 
 silos = Table(

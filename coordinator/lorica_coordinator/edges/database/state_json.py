@@ -3,8 +3,11 @@
 A deadline is stored as the seconds that are left of it, since an instant of one process's steady clock means nothing to
 another. `STATE_VERSION` counts the shapes that states have had; a state of another version is refused, never guessed
 at.
+
+The journal of a masked attempt is not in it: its events are rows of their own (masked_events.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -23,32 +26,63 @@ from lorica_coordinator.rounds.states import (
 )
 from lorica_security.errors import MalformedMessage, StorageError
 
-STATE_VERSION = 4
+STATE_VERSION = 5
+_BLOCK = 64
+"""To a multiple of which a state's text is filled up with blanks. Where only the deadline at its end has other digits,
+the text is as long as before, and SQLite writes its last page alone."""
 
 _ADAPTERS: dict[str, TypeAdapter[State]] = {kind.phase: TypeAdapter(kind) for kind in STATES}
 
 
 def state_to_json(state: State, *, now: float) -> str:
-    """What is left of a deadline, at `now`. What an attempt of secure aggregation led to is left out: its journal says
-    it."""
+    """What is left of a deadline, at `now`. Of an attempt of secure aggregation its journal is left out, and what that
+    led to."""
     at = deadline_of(state)
     left = state if at is None else with_deadline(state, max(0.0, at - now))
-    return _ADAPTERS[state.phase].dump_json(_without_held(left)).decode()
+    text = _ADAPTERS[state.phase].dump_json(_with_journal(left, ())).decode()
+    return text.ljust(-(-len(text) // _BLOCK) * _BLOCK)
 
 
-def _without_held(state: State) -> State:
+def journal_of(state: State) -> tuple[bytes, ...]:
+    """Of the attempt of secure aggregation that `state` is about; empty where it is about none."""
+    attempt = _attempt_of(state)
+    return () if attempt is None else attempt.journal
+
+
+def _attempt_of(state: State) -> SecureAttempt | None:
     match state:
-        case Masking(secure=SecureAttempt() as secure):
-            return replace(state, secure=replace(secure, held=None))
-        case Aggregating(masked=MaskedSum() as masked) | Stopped(masked=MaskedSum() as masked):
-            return replace(state, masked=replace(masked, attempt=replace(masked.attempt, held=None)))
+        case Masking(secure=attempt):
+            return attempt
+        case Aggregating(masked=MaskedSum(attempt=attempt)) | Stopped(masked=MaskedSum(attempt=attempt)):
+            return attempt
         case _:
-            return state
+            return None
 
 
-def state_from_json(*, version: int, phase: str, text: str, where: str, now: float) -> State:
-    """The state that `text` holds, with its deadline as much after `now` as was left; raises StorageError naming
-    `where` for another version or text that is not one."""
+def _with_journal(state: State, journal: Sequence[bytes]) -> State:
+    """And with nothing that the journal has led to."""
+    attempt = _attempt_of(state)
+    if attempt is None:
+        return state
+    attempt = replace(attempt, journal=tuple(journal), held=None)
+    match state:
+        case Masking():
+            return replace(state, secure=attempt)
+        case Aggregating(masked=MaskedSum() as masked) | Stopped(masked=MaskedSum() as masked):
+            return replace(state, masked=replace(masked, attempt=attempt))
+        case _:
+            raise AssertionError(f"the phase {state.phase} has no attempt")
+
+
+def state_from_json(
+    *, version: int, phase: str, text: str, where: str, now: float, journal: Sequence[bytes] = ()
+) -> State:
+    """The state that `text` holds, with its deadline as much after `now` as was left, and `journal` in its attempt of
+    secure aggregation.
+
+    Raises StorageError naming `where` for another version, text that is not one, and a journal without an attempt or
+    the other way round.
+    """
     if version != STATE_VERSION:
         raise StorageError(
             f"{where} holds a state of version {version}, this coordinator reads version {STATE_VERSION}: "
@@ -67,4 +101,9 @@ def state_from_json(*, version: int, phase: str, text: str, where: str, now: flo
             raise StorageError(
                 f"{where} holds a state with {seconds} seconds left of its deadline: restore it from backup"
             )
+    if (_attempt_of(state) is None) != (not journal):
+        raise StorageError(
+            f"{where} holds the phase {phase} with {len(journal)} events of a masked attempt: restore it from backup"
+        )
+    state = _with_journal(state, journal)
     return state if left is None else with_deadline(state, now + left)

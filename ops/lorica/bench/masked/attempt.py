@@ -1,6 +1,5 @@
 """A masked sum of an attempt in memory as the round machine holds it, which evidence of the round is made of."""
 
-from base64 import b64encode
 from collections.abc import Mapping
 
 from lorica.secure_aggregation.in_memory import FEDERATION, AttemptInMemory
@@ -15,7 +14,7 @@ def sum_of(attempt: AttemptInMemory, vectors: Mapping[SiloName, Digest]) -> Mask
     """Of the silos whose vectors have these digests; raises StateError where no sum comes out."""
     events = attempt.journal({name: bytes.fromhex(digest) for name, digest in vectors.items()})
     members = tuple(MemberKey(silo=name, key=public_key_bytes(key).hex()) for name, key in attempt.identities.items())
-    journal = tuple(b64encode(coordinator_event_to_bytes(event)).decode() for event in events)
+    journal = tuple(coordinator_event_to_bytes(event) for event in events)
     return MaskedSum(
         vectors=tuple(MaskedVector(silo=name, digest=digest) for name, digest in vectors.items()),
         attempt=SecureAttempt(federation=FEDERATION, members=members, journal=journal),
