@@ -73,6 +73,7 @@ app.command(name="bench-secagg")(bench_commands.bench_secagg)
 app.command(name="bench-many")(bench_commands.bench_many)
 app.command(name="bench-dp")(bench_commands.bench_dp)
 app.command(name="bench-sums")(bench_commands.bench_sums)
+app.command(name="bench-data")(bench_commands.bench_data)
 app.command(name="bench-simulation")(bench_commands.bench_simulation)
 app.command(name="bench-status-page")(bench_commands.bench_status_page)
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -185,7 +186,7 @@ def training_identity(
 
 def examples_digest(examples: EncodedExamples) -> Digest:
     hasher = blake3()
-    for ids in (*examples.inputs, *examples.targets):
+    for ids in chain(examples.inputs, examples.targets):
         hasher.update(len(ids).to_bytes(8, "little"))
         hasher.update(ids.astype("<i4", copy=False).tobytes())
     return Digest(hasher.hexdigest())

@@ -39,7 +39,7 @@ from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
-from silo_agent.training.semi_supervised.span_corruption import Question, SpanCorruption
+from silo_agent.training.semi_supervised.span_corruption import Questions, SpanCorruption
 from silo_agent.training.tasks.named import task_of
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
@@ -115,6 +115,7 @@ class SiloTrainer:
                 max_input_tokens=self._section.max_input_tokens,
                 max_output_tokens=self._section.max_output_tokens,
                 other_views=self._other_views() if split == "train" else (),
+                spool=self._data.spool,
             )
         return self._encoded[split]
 
@@ -257,21 +258,11 @@ class SiloTrainer:
             )
         with dropout_of(t5, section.student_dropout):
             if section.teacher == "mlm":
-                yield SpanCorruption(t5, self._model.device, tokenizer, self._questions(), self._section)
+                questions = Questions(tokenizer, self._data.train, self._schemas or {}, self._data.spool)
+                yield SpanCorruption(t5, self._model.device, tokenizer, questions, self._section)
                 return
             counts = None if answers is None else partial(_counted, answers, tokenizer)
             yield Consistency(t5, parameters, self.encoded("train"), self._section, section, counts)
-
-    def _questions(self) -> list[Question]:
-        """Of the training examples, apart from the schemas behind them."""
-        examples, encode = self._data.split("train"), self._model.tokenizer.encode
-        schemas = self._schemas or {}
-        behind = dict(zip(schemas, encode([model_input("", schema) for schema in schemas.values()]), strict=True))
-        end = [self._model.tokenizer.end]
-        asked = encode([example.question for example in examples])
-        return [
-            Question(ids[:-1], behind.get(example.db_id, end)) for ids, example in zip(asked, examples, strict=True)
-        ]
 
     def _spread(self, round_number: int, summary: TrainingSummary) -> Spread | None:
         section = self._plan.aggregation

@@ -21,6 +21,7 @@ SUBJECTS = {
     "family",
     "jail",
     "joint",
+    "larger_than_memory",
     "ledger",
     "masked_journal",
     "masks",

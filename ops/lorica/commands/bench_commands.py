@@ -166,6 +166,30 @@ def bench_simulation(
     run_bench_simulation(chosen, terminal())
 
 
+def bench_data(
+    lines: Annotated[
+        list[int] | None, typer.Option(min=100, help="Training lines; repeatable. Default: 100,000 and 400,000.")
+    ] = None,
+    characters: Annotated[int, typer.Option(min=10, help="Of a line, about.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training that are timed.")] = 50,
+    size: Annotated[str, typer.Option(help="Of the model.")] = "mini",
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    work: Annotated[Path, typer.Option(help="Folder for data and spools.")] = Path(".bench"),
+) -> None:
+    """Measure reading, tokenising and training on lines that memory need not hold, beside lines in memory."""
+    from lorica.bench.data import Choice, run_bench_data
+
+    chosen = Choice(
+        lines=lines or (100_000, 400_000),
+        characters=characters,
+        steps=steps,
+        size=size,
+        work=work.absolute(),
+        out=out,
+    )
+    run_bench_data(chosen, terminal())
+
+
 def bench_many(
     silos: Annotated[
         list[int] | None, typer.Option(min=3, help="Number of silos; repeatable. Default: 32 and 64.")

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from lorica_security.noise.random_words import RandomWords
 
 _BITS = 64
+_TOGETHER = 1 << 20
+"""Words that are in memory at a time."""
 
 Indices = NDArray[np.int64]
 
@@ -23,4 +25,8 @@ def sample(words: RandomWords, records: int, rate: float) -> Indices:
     threshold = int(rate * (1 << _BITS))  # exact: a float times a power of two
     if threshold >> _BITS:
         return np.arange(records)
-    return np.flatnonzero(words.words64(records) < np.uint64(threshold))
+    drawn = [
+        begin + np.flatnonzero(words.words64(min(_TOGETHER, records - begin)) < np.uint64(threshold))
+        for begin in range(0, records, _TOGETHER)
+    ]
+    return np.concatenate(drawn) if drawn else np.zeros(0, dtype=np.int64)

@@ -11,6 +11,7 @@ from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.training.data.data_card import data_card
+from silo_agent.training.data.repeats import UnitKeys
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_agent.training.loss_log import logged_losses, require_losses
 from silo_agent.training.tasks.named import task_named
@@ -98,7 +99,10 @@ def check_unit(sources: SiloSources, unit: str) -> str:
         raise Misconfigured(Mistake.UNIT_HALF.value, str(error)) from error
     except DataError as error:
         raise misconfigured(Mistake.UNIT_FIELD.value, f"the plan groups lines by {unit!r}: {error}") from error
-    return f"{len(data.train)} lines of {len({example.unit for example in data.train})} by {unit!r}"
+    units = UnitKeys()
+    for example in data.train:
+        units.append(example.unit)
+    return f"{len(data.train)} lines of {len(units.units() or ())} by {unit!r}"
 
 
 def check_database(sources: SiloSources) -> str:

@@ -16,6 +16,8 @@ from silo_agent.edges.data_import.tables import Reading, Row
 from silo_agent.training.data.schema import Schema
 from silo_agent.training.data.text_to_sql_data import DataLimits, Split
 
+MOST_LINES = 2_000_000
+"""Of one import, which has all of them in memory."""
 _KEY = re.compile(r"[^\W\d][\w.-]{0,99}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]+")
 _SUFFIX = re.compile(r"\.[^./]+(\.gz)?$")
@@ -133,8 +135,8 @@ class Importer:
         try:
             for row in file.rows(self.reading):
                 self._take(row, file)
-                if len(self.examples) > (most := DataLimits().max_lines):
-                    raise DataError(f"{file.shown} makes more than {most:,} lines: divide the data set")
+                if len(self.examples) > MOST_LINES:
+                    raise DataError(f"{file.shown} makes more than {MOST_LINES:,} lines: divide the data set")
         except DataError as error:
             self._findings.problem(file.shown, 0, str(error).removeprefix(f"{file.shown} "))
         if before == (len(self.examples), self._findings.of_file(file.shown)) and not self._choices.only:

@@ -14,6 +14,7 @@ from silo_agent.policy.plan_limits import task_refusals
 from silo_agent.service.ports import DataSummary
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import DatabaseTarget, Limits, SqliteTarget, parse_database, run_select
+from silo_agent.training.data.spool import SpoolPlace
 from silo_agent.training.data.text_to_sql_data import DataLimits, SiloData, first_keys
 from silo_agent.training.tasks.named import section_of, task_marked_by, task_of
 from silo_wire.plans.plan import Plan
@@ -43,7 +44,7 @@ class Reading:
 
 
 class SiloSources:
-    """`scratch` is a private folder for a database that comes compressed."""
+    """`scratch` is a private folder for a database that comes compressed, and for lines that memory does not hold."""
 
     def __init__(self, settings: Settings, scratch: Path) -> None:
         self._settings = settings
@@ -69,7 +70,10 @@ class SiloSources:
                 raise refusal
             self._data = task_of(reading.task).data(
                 self._folder(),
-                DataLimits(max_bad_fraction=self._settings.data.max_bad_lines_share),
+                DataLimits(
+                    max_bad_fraction=self._settings.data.max_bad_lines_share,
+                    spool=SpoolPlace(self._scratch),
+                ),
                 unit_field=reading.unit_field,
                 private=reading.private,
                 labelled=reading.labelled,
@@ -95,7 +99,7 @@ class SiloSources:
             train_examples=len(data.train),
             dev_examples=len(data.dev),
             test_examples=len(data.test),
-            bad_lines=len(data.bad_lines),
+            bad_lines=len(data.bad_lines) + data.more_bad_lines,
             problems=[str(line) for line in data.bad_lines[:SHOWN_BAD_LINES]],
         )
 

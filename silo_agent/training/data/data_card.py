@@ -1,15 +1,20 @@
 """What a silo's people should know of their lines before a model is trained on them: how long they are, which stand
 there twice, and which held-out ones training has seen.
 
-Two texts count as the same in any case and with any white space. The card is for the silo's people: nothing of it is
-part of any message.
+Two texts count as the same in any case and with any white space. They are compared by 64-bit hashes, so that the card
+takes 40 bytes of memory a line: of 100 million lines, two that differ count as the same in one card of 3,000. The card
+is for the silo's people: nothing of it is part of any message.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_high
 
-from silo_agent.training.data.text_to_sql_data import Example, SiloData, Split
+import numpy as np
+from numpy.typing import NDArray
+
+from silo_agent.training.data.repeats import whole_numbers
+from silo_agent.training.data.text_to_sql_data import SPLITS, Example, SiloData, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +23,6 @@ class Lengths:
 
     middle: int
     longest: int
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> "Lengths":
-        words = [len(text.split()) for text in texts]
-        return cls(median_high(words), max(words))
 
     def __str__(self) -> str:
         return f"{self.middle} words (longest {self.longest})"
@@ -55,49 +55,65 @@ class SplitCard:
 
 def data_card(data: SiloData) -> tuple[SplitCard, ...]:
     """Of each split that has lines: train, dev, test."""
-    questions = {_question(example) for example in data.train}
-    answers = {_answer(example) for example in data.train}
+    train = _Lines.of(data.train)
     cards = []
-    for split in ("train", "dev", "test"):
+    for split in SPLITS:
         examples = data.split(split)
         if not examples:
             continue
-        repeated, contradicted = _again(examples)
+        lines = train if split == "train" else _Lines.of(examples)
+        asked, said = len(np.unique(lines.questions)), len(np.unique(lines.pairs))
         cards.append(
             SplitCard(
                 split=split,
                 examples=len(examples),
-                questions=Lengths.of([example.question for example in examples]),
-                answers=Lengths.of([example.query for example in examples]) if data.labelled else None,
-                repeated=repeated,
-                contradicted=contradicted,
-                questions_in_train=0 if split == "train" else sum(_question(it) in questions for it in examples),
-                answers_in_train=0 if split == "train" else sum(_answer(it) in answers for it in examples),
+                questions=lines.question_words,
+                answers=lines.answer_words if data.labelled else None,
+                repeated=len(examples) - said,
+                contradicted=said - asked,
+                questions_in_train=0 if split == "train" else _also_in(train.questions, lines.questions),
+                answers_in_train=0 if split == "train" else _also_in(train.answers, lines.answers),
             )
         )
     return tuple(cards)
 
 
-def _again(examples: Sequence[Example]) -> tuple[int, int]:
-    """How many lines repeat one before them, and how many contradict all of those that ask the same."""
-    answers_of: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    repeated = contradicted = 0
-    for example in examples:
-        before = answers_of.setdefault(_question(example), set())
-        answer = _answer(example)
-        repeated += answer in before
-        contradicted += bool(before) and answer not in before
-        before.add(answer)
-    return repeated, contradicted
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """64-bit hashes of each line's question, answer and of both."""
+
+    questions: NDArray[np.int64]
+    answers: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    question_words: Lengths
+    answer_words: Lengths
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> "_Lines":
+        questions, answers, pairs = array("q"), array("q"), array("q")
+        words, answer_words = array("q"), array("q")
+        for example in examples:
+            question, answer = (tuple(text.casefold().split()) for text in (example.question, example.query))
+            words.append(len(question))
+            answer_words.append(len(answer))
+            questions.append(hash((example.db_id, question)))
+            answers.append(hash((example.db_id, answer)))
+            pairs.append(hash((example.db_id, question, answer)))
+        return cls(
+            whole_numbers(questions),
+            whole_numbers(answers),
+            whole_numbers(pairs),
+            _lengths(words),
+            _lengths(answer_words),
+        )
 
 
-def _question(example: Example) -> tuple[str, str]:
-    return example.db_id, _same(example.question)
+def _lengths(words: "array[int]") -> Lengths:
+    if not words:
+        return Lengths(0, 0)
+    numbers = whole_numbers(words)
+    return Lengths(int(np.partition(numbers, len(numbers) // 2)[len(numbers) // 2]), int(numbers.max()))
 
 
-def _answer(example: Example) -> tuple[str, str]:
-    return example.db_id, _same(example.query)
-
-
-def _same(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _also_in(train: NDArray[np.int64], lines: NDArray[np.int64]) -> int:
+    return int(np.isin(lines, train).sum())

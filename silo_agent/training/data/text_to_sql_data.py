@@ -2,24 +2,38 @@
 
 Lines are parsed once, strictly, here. A bad line is left out and reported with file, line number and reason; a split
 with too many of them is refused, because then the file is most likely not what its owner thinks it is.
+
+Files may be larger than memory: what was parsed goes to a spool (spool.py), and nobody looks into them again. So a
+nightly export may replace them at any time but while they are read, and is refused then.
 """
 
 import gzip
 import json
+import os
+import stat
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Final, Literal
+
+import numpy as np
 
 from lorica_security.errors import DataError
+from lorica_security.host.file_mark import FileMark
+from silo_agent.training.data.repeats import Names, UnitKeys, repeats, whole_numbers
 from silo_agent.training.data.schema import Schema
+from silo_agent.training.data.spool import Spool, SpoolPlace
+from silo_agent.training.data.stored import Stored
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SCHEMA_FILE = "schema.json"
+KEPT_BAD_LINES: Final = 1000
+"""Of each file: more are counted, and not told one by one."""
 _SHOWN = 60
 
 
@@ -56,38 +70,42 @@ class BadLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLimits:
     """`max_bad_fraction` holds for each file by itself; the byte and line bounds keep a wrong or hostile file from
-    filling memory."""
+    filling memory. `spool` is where what was parsed goes."""
 
     max_bad_fraction: float = 0.01
     max_line_bytes: int = 1 << 18
-    max_lines: int = 2_000_000
+    max_lines: int = 1 << 28
     max_schema_bytes: int = 16 << 20
+    spool: SpoolPlace = field(default_factory=SpoolPlace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiloData:
     """`test` is empty where there is no such file. `database` is db.sqlite or db.sqlite.gz (to be unpacked before use),
-    of `schema`.
+    of `schema`. Of `bad_lines` each file has KEPT_BAD_LINES at most, and `more_bad_lines` are not among them. `spool`
+    is where what is made of the examples goes.
 
     `further_schemas` are those of other databases that questions are asked of. `task` is the one that they were read
     for (silo_agent.training.tasks). Without labels every `query` is empty, and there is nothing but `train`.
     """
 
-    train: tuple[Example, ...]
-    dev: tuple[Example, ...]
-    test: tuple[Example, ...]
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
     schema: Schema
     database: Path | None
     bad_lines: tuple[BadLine, ...]
+    more_bad_lines: int = 0
     further_schemas: tuple[Schema, ...] = ()
     task: str = "sql"
     labelled: bool = True
+    spool: SpoolPlace = field(default_factory=SpoolPlace)
 
     @property
     def schemas(self) -> tuple[Schema, ...]:
         return (self.schema, *self.further_schemas)
 
-    def split(self, name: Split) -> tuple[Example, ...]:
+    def split(self, name: Split) -> Sequence[Example]:
         match name:
             case "train":
                 return self.train
@@ -105,8 +123,8 @@ def load_silo_data(
     private: bool = False,
     labelled: bool = True,
 ) -> SiloData:
-    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty or bad beyond the
-    limit.
+    """Read the folder; raises DataError naming the file where one is missing, unreadable, empty, bad beyond the
+    limit, or written to meanwhile, and StorageError where the lines fit neither into memory nor onto the disk.
 
     With `unit_field`, the key of a training line that says whom it belongs to; a line without it is a bad one. For
     `private` training no line keeps another one out: a repeated id is a bad line everywhere else. Raises UnitOwnsHalf
@@ -147,12 +165,14 @@ class LineFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """The examples of a folder's files, and the lines that were left out of all of them."""
+    """The examples of a folder's files, and the lines that were left out of all of them, as SiloData has them."""
 
-    train: tuple[Example, ...]
-    dev: tuple[Example, ...]
-    test: tuple[Example, ...]
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
     bad_lines: tuple[BadLine, ...]
+    more_bad_lines: int
+    spool: SpoolPlace
 
     def data(
         self, schema: Schema, *further: Schema, database: Path | None = None, task: str, labelled: bool
@@ -165,9 +185,11 @@ class Splits:
             schema=schema,
             database=database,
             bad_lines=self.bad_lines,
+            more_bad_lines=self.more_bad_lines,
             further_schemas=further,
             task=task,
             labelled=labelled,
+            spool=self.spool,
         )
 
 
@@ -187,28 +209,36 @@ def read_splits(
 ) -> Splits:
     """Every line of train, and with labels of dev and test, as `form` has it; keywords and errors as of
     `load_silo_data`."""
-    seen: dict[str, str] = {}
-    bad: list[BadLine] = []
-    splits: dict[Split, tuple[Example, ...]] = {}
+    before: list[_SplitFile] = []
+    read: list[_SplitFile] = []
     for name in SPLITS:
         if name != "train" and not labelled:
-            splits[name] = ()
             continue
         path = _one_of(folder, f"{name}.jsonl", f"{name}.jsonl.gz")
         if path is None:
             if name == "test":
-                splits[name] = ()
                 continue
             raise DataError(f"{folder / f'{name}.jsonl'} is missing: put the {name} split there (or {name}.jsonl.gz)")
-        known = {} if private and name == "train" else seen
-        grouped_by = unit_field if name == "train" else ""
-        splits[name], of_file = _read_split(
-            path, form, known, limits, grouped_by, distinct=not (private and name == "train")
-        )
-        bad.extend(of_file)
-        if private and grouped_by:
-            _check_units(path, splits[name], grouped_by)
-    return Splits(train=splits["train"], dev=splits["dev"], test=splits["test"], bad_lines=tuple(bad))
+        alone = private and name == "train"
+        split = _SplitFile(name, path, limits)
+        split.read(form, unit_field if name == "train" else "")
+        if not alone:
+            split.leave_repeats_out(before)
+            before.append(split)
+        split.require_good()
+        if alone and unit_field:
+            split.require_units(unit_field)
+        read.append(split)
+    of: dict[Split, Sequence[Example]] = {split.name: split.examples for split in read}
+    bad = tuple(line for split in read for line in split.bad)
+    return Splits(
+        train=of["train"],
+        dev=of.get("dev", ()),
+        test=of.get("test", ()),
+        bad_lines=bad,
+        more_bad_lines=sum(split.bad_count for split in read) - len(bad),
+        spool=limits.spool,
+    )
 
 
 def first_keys(folder: Path) -> Set[str]:
@@ -221,17 +251,6 @@ def first_keys(folder: Path) -> Set[str]:
         return next((_object(raw, limits).keys() for _, raw in _lines(path, limits)), frozenset())
     except LineFault:
         return frozenset()
-
-
-def _check_units(path: Path, examples: tuple[Example, ...], unit_field: str) -> None:
-    """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say whose
-    lines are."""
-    unit, lines = Counter(example.unit for example in examples).most_common(1)[0]
-    if 2 * lines >= len(examples):
-        raise UnitOwnsHalf(
-            f"{path}: {unit_field} {_short(unit)} has {lines} of {len(examples)} training lines, half or more: "
-            f"nothing is trained; correct the key {unit_field!r} of the lines, or leave lines of this {unit_field} out"
-        )
 
 
 def _schemas(path: Path, limits: DataLimits) -> tuple[Schema, ...]:
@@ -254,31 +273,97 @@ def _one_of(folder: Path, plain: str, packed: str) -> Path | None:
     return there[0] if there else None
 
 
-def _read_split(
-    path: Path, form: LineForm, seen: dict[str, str], limits: DataLimits, unit_field: str, *, distinct: bool
-) -> tuple[tuple[Example, ...], list[BadLine]]:
-    """The good lines and the bad ones; `seen` maps each id of all splits to where it stands, and grows."""
-    examples: list[Example] = []
-    bad: list[BadLine] = []
-    for number, raw in _lines(path, limits):
-        try:
-            example = form(_object(raw, limits), unit_field)
-            if distinct and example.id in seen:
-                raise LineFault(f"id {_short(example.id)} stands already at {seen[example.id]}")
-        except LineFault as error:
-            bad.append(BadLine(path, number, str(error)))
-            continue
-        seen[example.id] = f"{path.name}:{number}"
-        examples.append(example)
-    lines = len(examples) + len(bad)
-    if lines and len(bad) > limits.max_bad_fraction * lines:
-        raise DataError(
-            f"{path} has {len(bad)} bad lines of {lines}, allowed is a share of {limits.max_bad_fraction:g} "
-            f"([data] max_bad_lines_share); the first: line {bad[0].line}: {bad[0].reason}"
-        )
-    if not examples:
-        raise DataError(f"{path} holds no example: put one JSON object a line there, or remove the file")
-    return tuple(examples), bad
+class _SplitFile:
+    """One file: its good lines, and its bad ones."""
+
+    def __init__(self, name: Split, path: Path, limits: DataLimits) -> None:
+        self.name, self._path, self._limits = name, path, limits
+        self._hashes, self._units = array("q"), UnitKeys()
+        self.bad: list[BadLine] = []
+        self.bad_count = 0
+
+    def read(self, form: LineForm, unit_field: str) -> None:
+        spool = Spool(self._limits.spool, f"the lines of {self._path}")
+        for number, raw in _lines(self._path, self._limits):
+            try:
+                example = form(_object(raw, self._limits), unit_field)
+            except LineFault as error:
+                self.bad_count += 1
+                if self.bad_count <= KEPT_BAD_LINES:
+                    self.bad.append(BadLine(self._path, number, str(error)))
+                continue
+            self._hashes.append(hash(example.id))
+            if unit_field:
+                self._units.append(example.unit)
+            spool.append(_packed(number, example))
+        self._records = spool.finish()
+        self.examples = Stored(self._records, _example_of)
+
+    def leave_repeats_out(self, before: "Sequence[_SplitFile]") -> None:
+        """Lines whose id stands earlier in this file or in one `before` are bad ones."""
+        files = (*before, self)
+        found = array("q")  # three numbers of each
+        for one in repeats(self._names, [file._names for file in before]):
+            found.extend((one.number, one.among, one.first))
+        if not found:
+            return
+        left_out = whole_numbers(found).reshape(-1, 3)
+        for number, among, first in left_out[np.argsort(left_out[:, 0])[:KEPT_BAD_LINES]].tolist():
+            line, example = _unpacked(self._records[number])
+            place = f"{files[among]._path.name}:{_unpacked(files[among]._records[first])[0]}"
+            self.bad.append(BadLine(self._path, line, f"id {_short(example.id)} stands already at {place}"))
+        self.bad = sorted(self.bad, key=attrgetter("line"))[:KEPT_BAD_LINES]
+        self.bad_count += len(left_out)
+        kept = np.delete(np.arange(len(self._records)), left_out[:, 0])
+        self.examples = Stored(self._records, _example_of, kept)
+
+    @property
+    def _names(self) -> Names:
+        return Names(whole_numbers(self._hashes), lambda number: _example_of(self._records[number]).id)
+
+    def require_good(self) -> None:
+        lines = len(self.examples) + self.bad_count
+        if lines and self.bad_count > self._limits.max_bad_fraction * lines:
+            raise DataError(
+                f"{self._path} has {self.bad_count} bad lines of {lines}, allowed is a share of "
+                f"{self._limits.max_bad_fraction:g} ([data] max_bad_lines_share); the first: line {self.bad[0].line}: "
+                f"{self.bad[0].reason}"
+            )
+        if not self.examples:
+            raise DataError(f"{self._path} holds no example: put one JSON object a line there, or remove the file")
+
+    def require_units(self, unit_field: str) -> None:
+        """A step sees one line of each unit: of such data next to nothing would be learnt, or the key does not say
+        whose lines are."""
+        units = self._units.units()
+        assert units is not None, "a line without its unit is a bad one"
+        largest = units[units.largest()]
+        if 2 * len(largest) >= len(self.examples):
+            raise UnitOwnsHalf(
+                f"{self._path}: {unit_field} {_short(self.examples[largest[0]].unit)} has {len(largest)} of "
+                f"{len(self.examples)} training lines, half or more: nothing is trained; correct the key "
+                f"{unit_field!r} of the lines, or leave lines of this {unit_field} out"
+            )
+
+
+_encoded: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _packed(line: int, example: Example) -> bytes:
+    one = example
+    values = [line, one.id, one.question, one.query, one.db_id, one.unit, one.counted]
+    return _encoded(values).encode("utf-8", "surrogatepass")
+
+
+def _unpacked(record: bytes) -> tuple[int, Example]:
+    """The line that it stood at, and the example."""
+    line, id_, question, query, db_id, unit, counted = json.loads(record.decode("utf-8", "surrogatepass"))
+    spans = None if counted is None else tuple((begin, end) for begin, end in counted)
+    return line, Example(id_, question, query, db_id, unit, spans)
+
+
+def _example_of(record: bytes) -> Example:
+    return _unpacked(record)[1]
 
 
 def _lines(path: Path, limits: DataLimits) -> Iterator[tuple[int, bytes | None]]:
@@ -299,9 +384,22 @@ def _lines(path: Path, limits: DataLimits) -> Iterator[tuple[int, bytes | None]]
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Of one that is written to meanwhile nobody knows what was read."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield file  # type: ignore[misc]  # gzip.GzipFile reads as IO[bytes] does, but is declared apart
+        # Not to wait for whoever would write into a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise DataError(f"{path} is no ordinary file: put the lines themselves there")
+        with open(descriptor, "rb") as plain:
+            before = FileMark.of(plain.fileno())
+            with gzip.open(plain) if path.suffix == ".gz" else nullcontext(plain) as file:
+                yield file  # type: ignore[misc]  # gzip.GzipFile reads as IO[bytes] does, but is declared apart
+            if FileMark.of(plain.fileno()) != before:
+                raise DataError(
+                    f"{path} was written to while it was read: start again when that is done, and have exports put a "
+                    "whole new file in the place of the old one"
+                )
     except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError
         raise DataError(f"{path} cannot be read ({error}): correct or replace it") from error
 

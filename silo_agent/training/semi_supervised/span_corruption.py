@@ -12,15 +12,20 @@ of them, since they come in order. Spans are drawn anew each time, from the gene
 is read of a question but its input.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 
 from lorica_security.errors import DataError
 from silo_agent.rounds.update import TrainingStopped
-from silo_agent.training.data.batches import EncodedExamples, Ids, collate
+from silo_agent.training.data.batches import TOGETHER, EncodedExamples, Ids, collate, ids_of, ids_record
+from silo_agent.training.data.serialisation import model_input
+from silo_agent.training.data.spool import Spool, SpoolPlace
+from silo_agent.training.data.stored import Stored
+from silo_agent.training.data.text_to_sql_data import Example
 from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.device import autocast
 from silo_agent.training.model.model import T5
@@ -41,6 +46,32 @@ class Question:
     behind: Sequence[int]
 
 
+class Questions(Sequence[Question]):
+    """Of `examples`, apart from `schemas` behind them, by database. Tokens go to `spool`, as those of inputs do."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, examples: Sequence[Example], schemas: Mapping[str, str], spool: SpoolPlace
+    ) -> None:
+        texts = [model_input("", schema) for schema in schemas.values()]
+        self._behind = dict(zip(schemas, tokenizer.encode(texts), strict=True))
+        self._end = [tokenizer.end]
+        self._examples = examples
+        written = Spool(spool, "the tokens of this silo's questions")
+        self.longest = 0
+        of = iter(examples)
+        while some := list(islice(of, TOGETHER)):
+            for ids in tokenizer.encode([example.question for example in some]):
+                self.longest = max(self.longest, len(ids) - 1)
+                written.append(ids_record(ids[:-1]))
+        self._tokens = Stored(written.finish(), ids_of)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> Question:  # type: ignore[override]  # no slices
+        return Question(self._tokens[index].tolist(), self._behind.get(self._examples[index].db_id, self._end))
+
+
 class SpanCorruption:
     """What an optimizer step at a silo without labels lowers, in place of the task loss (local_trainer.Objective)."""
 
@@ -55,7 +86,10 @@ class SpanCorruption:
         """Raises DataError where the tokenizer has nothing that could stand for a span."""
         self._model, self._device, self._tokenizer = model, device, tokenizer
         self._questions, self._training = questions, training
-        longest = max((len(one.tokens) for one in questions), default=0)
+        if isinstance(questions, Questions):
+            longest = questions.longest
+        else:
+            longest = max((len(one.tokens) for one in questions), default=0)
         self._sentinels = tokenizer.sentinels(max(1, round(longest * SHARE / SPAN_TOKENS)))
         if not self._sentinels:
             raise DataError(

@@ -11,6 +11,7 @@ said here of an example's row holds of all of its rows.
 """
 
 import copy
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Shape:
 
 def shape_of(examples: EncodedExamples, index: int) -> Shape:
     """By the longest of its views."""
-    source, target = max(map(len, examples.inputs_of(index))), len(examples.targets[index])
+    target, source = examples.lengths(index)
     return Shape(_rounded_up(target, TARGET_STEP), _rounded_up(source, SOURCE_STEP))
 
 
@@ -59,9 +60,9 @@ class Chunks:
     def of(self, examples: EncodedExamples, indices: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
         """All of `indices`, each as often as it is there: the longest first, so that memory runs out at once or not at
         all."""
-        by_shape: dict[Shape, list[int]] = {}
+        by_shape: dict[Shape, array[int]] = {}  # of 8 bytes each: these may be all examples that there are
         for index in indices:
-            by_shape.setdefault(shape_of(examples, index), []).append(index)
+            by_shape.setdefault(shape_of(examples, index), array("q")).append(index)
         for shape, left in sorted(by_shape.items(), reverse=True):
             start = 0
             while start < len(left):
@@ -70,7 +71,7 @@ class Chunks:
                     for size in reversed(self._sizes)
                     if size <= len(left) - start and self._alike(shape, size, examples.views)
                 )
-                some = left[start : start + size]
+                some = left[start : start + size].tolist()
                 yield some, padded(examples, some, shape, pad=self._pad, device=self._device)
                 start += size
 
