@@ -87,10 +87,16 @@ _STUDY_TABLES: Final = {
     "ladder-equal": ("ladder-equal", "## Exact match on test"),
     "ladder-equal-differences": ("ladder-equal", "## Paired differences"),
     "ladder-mislabelled": ("ladder-mislabelled", "## Exact match on test"),
+    "ladder-mislabelled-differences": ("ladder-mislabelled", "## Paired differences"),
     "ladder-server": ("ladder-server", "## Exact match on test"),
     "fedparsing-test": ("fedparsing", "## Parts of an answer on test"),
     "fedparsing-dev": ("fedparsing", "## Parts of an answer on dev, which chose the model"),
     "fedparsing-differences": ("fedparsing", "## Points more than alone"),
+    **{
+        f"fedparsing-{labels}-{what}": (f"fedparsing-{labels}", heading)
+        for labels in (300, 100)
+        for what, heading in (("test", "## Parts of an answer on test"), ("differences", "## Points more than alone"))
+    },
     "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
     "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
     "answers-scores": ("answers", "## Exact match on test"),
