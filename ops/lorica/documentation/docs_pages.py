@@ -92,11 +92,10 @@ _STUDY_TABLES: Final = {
     "fedparsing-test": ("fedparsing", "## Parts of an answer on test"),
     "fedparsing-dev": ("fedparsing", "## Parts of an answer on dev, which chose the model"),
     "fedparsing-differences": ("fedparsing", "## Points more than alone"),
-    **{
-        f"fedparsing-{labels}-{what}": (f"fedparsing-{labels}", heading)
-        for labels in (300, 100)
-        for what, heading in (("test", "## Parts of an answer on test"), ("differences", "## Points more than alone"))
-    },
+    "fedparsing-fewer-test": ("fedparsing-300", "## Parts of an answer on test"),
+    "fedparsing-fewer-differences": ("fedparsing-300", "## Points more than alone"),
+    "fedparsing-fewest-test": ("fedparsing-100", "## Parts of an answer on test"),
+    "fedparsing-fewest-differences": ("fedparsing-100", "## Points more than alone"),
     "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
     "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
     "answers-scores": ("answers", "## Exact match on test"),
