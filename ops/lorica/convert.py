@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,10 +93,12 @@ def convert(exported: Path, target: Path, numbers: Numbers = Numbers.FLOAT32) ->
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question's tokens, PyTorch's greedy answer to it, and the log-probability of each of the answer's tokens."""
+    """A question's tokens, PyTorch's greedy answer to it, and what PyTorch gives each token of `scored`, in nats, were
+    that the answer."""
 
     question: Sequence[str]
     answer: Sequence[str]
+    scored: Sequence[str]
     log_probabilities: Sequence[float]
 
 
@@ -125,17 +128,19 @@ def _asked(model: Any, tokenizer: Any) -> Iterator[_Asked]:
     import torch
 
     words = len(tokenizer)
-    for text in _TRIED:
-        ids = tokenizer(text, return_tensors="pt").input_ids
+    texts = [tokenizer(text, return_tensors="pt").input_ids for text in _TRIED]
+    for ids, following in zip(texts, (*texts[1:], texts[0]), strict=True):
+        scored = following[0, :-1]  # whatever the model answers, which may be nothing
+        begun = torch.cat((torch.tensor([model.config.decoder_start_token_id]), scored[:-1]))
         with torch.inference_mode():
-            answer = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=TRIED_TOKENS)[0]
-            logits = model(input_ids=ids, decoder_input_ids=answer[None, :-1]).logits[0]
-        scores = torch.log_softmax(logits, -1).gather(1, answer[1:, None])[:, 0]
-        known = int(((answer[1:] == tokenizer.eos_token_id) | (answer[1:] >= words)).int().cumsum(0).eq(0).sum())
+            answer = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=TRIED_TOKENS)[0, 1:]
+            logits = model(input_ids=ids, decoder_input_ids=begun[None]).logits[0]
+        known = ((answer == tokenizer.eos_token_id) | (answer >= words)).cumsum(0).eq(0)
         yield _Asked(
             question=tokenizer.convert_ids_to_tokens(ids[0].tolist()),
-            answer=tokenizer.convert_ids_to_tokens(answer[1 : 1 + known].tolist()),
-            log_probabilities=scores[:known].tolist(),
+            answer=tokenizer.convert_ids_to_tokens(answer[known].tolist()),
+            scored=tokenizer.convert_ids_to_tokens(scored.tolist()),
+            log_probabilities=torch.log_softmax(logits, -1).gather(1, scored[:, None])[:, 0].tolist(),
         )
 
 
@@ -162,14 +167,14 @@ def _compared(folder: Path, asked: Sequence[_Asked]) -> tuple[float, int]:
     with _refusing():
         translator = ctranslate2.Translator(str(folder), device="cpu")
         questions = [list(it.question) for it in asked]
-        scored = translator.score_batch(questions, [list(it.answer) for it in asked])
+        scored = translator.score_batch(questions, [list(it.scored) for it in asked])
         answered = translator.translate_batch(questions, beam_size=1, max_decoding_length=TRIED_TOKENS)
-    apart, same = 0.0, 0
+    apart, same = list[float](), 0
     for it, score, answer in zip(asked, scored, answered, strict=True):
-        pairs = zip(it.log_probabilities, score.log_probs[: len(it.answer)], strict=True)
-        apart = max([apart, *(abs(ours - theirs) for ours, theirs in pairs)])
+        pairs = zip(it.log_probabilities, score.log_probs[: len(it.scored)], strict=True)
+        apart += [abs(ours - theirs) for ours, theirs in pairs]
         same += sum(ours == theirs for ours, theirs in zip(it.answer, answer.hypotheses[0], strict=False))
-    return apart, same
+    return (max(apart) if all(map(isfinite, apart)) else inf), same
 
 
 @contextmanager

@@ -616,7 +616,7 @@ def break_gzip(data: Path) -> None:
         (remove_schema, ["schema.json is missing", "silo-agent schema URL"]),
         (break_schema, ["schema.json", "not a JSON schema", "silo-agent schema URL"]),
         (remove_train, ["train.jsonl is missing", "put the train split there"]),
-        (make_train_a_folder, ["train.jsonl cannot be read", "correct or replace it"]),
+        (make_train_a_folder, ["train.jsonl is no ordinary file", "put the lines themselves there"]),
         (spoil_one_line_of_eleven, ["1 bad lines of 11", "line 11: question is a int", "0.01"]),
         (empty_dev, ["dev.jsonl holds no example"]),
         (break_gzip, ["train.jsonl.gz cannot be read"]),

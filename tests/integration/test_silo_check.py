@@ -564,6 +564,12 @@ async def test_lines_that_the_plan_cuts_are_counted(case: Case) -> None:
     assert (await told()).startswith("the plan's files make no model: ")
 
 
+async def test_what_a_plan_would_say_is_not_told_before_there_is_one(case: Case) -> None:
+    shown = {it.name: it.detail for it in await case.checks()}
+    of_a_plan = ("plan and policy", "what the plan cuts", "losses of a round", "unit of privacy")
+    assert {shown[name] for name in of_a_plan} == {"no plan was offered yet"}
+
+
 async def test_a_silo_that_the_plan_has_without_labels_is_checked_so(case: Case) -> None:
     """Whatever its lines have, and without a dev split."""
     (case.data / "dev.jsonl").unlink()

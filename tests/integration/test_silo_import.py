@@ -147,7 +147,7 @@ def test_a_table_of_a_spreadsheet_becomes_a_folder_that_the_check_passes(source:
     assert done.out.count(", for ") == 10
     for words in (
         "10 of 20 rows, from all over the source:",
-        "fragen.csv is UTF-16 with a byte order mark, lines end in CRLF: it is written as UTF-8 with LF",
+        "fragen.csv is UTF-16 with a byte order mark and has lines that end in CRLF: it is written as UTF-8 with LF",
         "divided by template of the SQL (4 templates): 10 train, 5 dev, 5 test",
         "leakage: values of patient that are in dev and in train: 5",
         "write them to out? [y/N] ",
@@ -211,7 +211,7 @@ def test_all_problems_of_all_files_are_told_in_one_run_and_nothing_is_written(tm
     done = run("in", "--schema", "schema.json", "--yes")
     assert done.code == 7
     assert done.err.splitlines() == [
-        "train.csv is UTF-8 with a byte order mark, lines end in CRLF: it is written as UTF-8 with LF",
+        "train.csv is UTF-8 with a byte order mark and has lines that end in CRLF: it is written as UTF-8 with LF",
         "dev.csv: column 'query' is missing, the columns are 'id', 'question', 'sql': give --map query=sql",
         "test.csv.gz: cannot be read (Compressed file ended before the end-of-stream marker was reached): correct "
         "or replace it",

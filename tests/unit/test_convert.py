@@ -7,6 +7,7 @@ from typing import Any
 import ctranslate2
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
@@ -92,3 +93,26 @@ def test_a_model_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypat
     with pytest.raises(IntegrityError, match="nats away from PyTorch's"):
         convert(exported, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported"], "no half of it stays"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_attack_a_model_whose_answers_are_no_numbers_is_not_written(value: float, tmp_path: Path) -> None:
+    exported = written(MEMBERS[0], tmp_path)
+    weights = load_file(exported / "model.safetensors")
+    weights["shared.weight"][5] = value
+    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IntegrityError, match="inf nats away"):
+        convert(exported, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_that_answers_with_nothing_is_compared_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = written(MEMBERS[0], tmp_path)
+    monkeypatch.setattr(module, "TRIED_TOKENS", 1)
+    weights = load_file(exported / "model.safetensors")
+    weights["shared.weight"][1] = 100 * weights["shared.weight"].abs().max()
+    weights["decoder.final_layer_norm.weight"] = weights["decoder.final_layer_norm.weight"].abs()
+    save_file(weights, exported / "model.safetensors", metadata={"format": "pt"})
+    assert 0 < convert(exported, tmp_path / "new").apart < module.MOST_APART

@@ -68,7 +68,8 @@ def test_line_ends_of_other_systems_are_told_and_count_as_one_line(
     rows, findings = read(tmp_path / "x.csv", TABLE.replace("\n", end).encode(encoding))
     assert [row.line for row in rows] == [2, 3, 5]
     assert rows[2].values == ROWS[2].values
-    assert f"lines end in {name}" in findings.remarks[0]
+    assert findings.remarks[0].startswith("x.csv is UTF-16" if encoding == "utf-16" else "x.csv has lines")
+    assert f"has lines that end in {name}: " in findings.remarks[0]
 
 
 def test_every_byte_that_is_not_of_the_encoding_is_a_problem_with_its_line(tmp_path: Path) -> None:

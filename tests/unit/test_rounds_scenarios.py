@@ -553,6 +553,16 @@ def test_an_unusable_update_that_breaks_the_quorum_abandons_the_round() -> None:
     assert [type(effect) for effect in effects] == [SiloDropped, RoundAbandoned, DiscardUpdates, ArmDeadline]
 
 
+@pytest.mark.parametrize("level", ["record_level", "silo_level"])
+def test_what_is_wrong_with_one_update_is_told_nobody_where_no_single_silo_is_shown(level: str) -> None:
+    private = replace(AGGREGATING, course=replace(AGGREGATING.course, terms=terms(**{level: True})))
+    for updates in ((update(A), update(B)), (update(A), update(B), update(C))):
+        failed = AggregationFailed(now=T0, key=key(), silo=B, reason="the delta of silo B has norm 4.32")
+        after, effects = step(replace(private, updates=updates), failed)
+        assert "4.32" not in repr((after, effects))
+        assert SiloDropped(key=key(), silo=B, outcome="refused", detail="it cannot be used") in effects
+
+
 def test_a_failure_that_blames_a_silo_without_an_update_is_wrong_time() -> None:
     with pytest.raises(WrongTime):
         step(AGGREGATING, AggregationFailed(now=T0, key=key(), silo=C, reason="NaN"))

@@ -145,15 +145,15 @@ def three_silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("curves") / "state.sqlite"
     SqlRoundStore(path, FederationName("test-net")).close()
     enrol(path, NAMES, NOW)
-    put_plans(path)
+    put_plans(path, SHOWN, OTHER)
     add_rounds(path, MODEL, range(1, 31), NAMES, begun=NOW - 30 * 330)
     add_rounds(path, OTHER.digest, range(1, 13), NAMES, begun=NOW - 60 * 330, best=0.4)
     return path
 
 
-def put_plans(path: Path) -> None:
+def put_plans(path: Path, *plans: RecordedPlan) -> None:
     with sqlite3.connect(path) as database:
-        for plan in (SHOWN, OTHER):
+        for plan in plans:
             database.execute("INSERT INTO plans VALUES (?, ?, ?)", (plan.digest, plan.name, plan.begun_unix_s))
 
 
@@ -191,12 +191,15 @@ async def test_only_what_is_new_is_read_again(at: tuple[OneStore, Path]) -> None
 
 
 async def test_earlier_plans_are_read_one_at_a_look(at: tuple[OneStore, Path]) -> None:
-    records, _ = at
+    records, path = at
     third = replace(OTHER, digest=Digest("ef" * 32), name="the first")
-    records.plans = [third, OTHER, SHOWN]
+    put_plans(path, third)
+    add_rounds(path, third.digest, range(1, 4), NAMES, begun=NOW - 90 * 330)
+    without_rounds = replace(OTHER, digest=Digest("01" * 32), name="begun, and replaced")
+    records.plans = [third, OTHER, without_rounds, SHOWN]
     looks = Histories(records)
-    assert [one.read for one in await looks.look()] == [False, True, True]
-    assert [one.read for one in await looks.look()] == [True, True, True]
+    assert [one.read for one in await looks.look()] == [False, True, True, True]
+    assert [one.read for one in await looks.look()] == [True, True, True, True]
 
 
 async def test_what_was_deleted_of_single_silos_is_not_shown_from_memory(at: tuple[OneStore, Path]) -> None:

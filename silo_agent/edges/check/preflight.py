@@ -180,18 +180,19 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     data = await run("data", lambda: check_data(sources, Path(given.data.folder), read_for, silo))
     if data:
         await asyncio.to_thread(check_splits, checks, sources)
+    without_plan = "they are counted in the data" if not data else "no plan was offered yet" if bundle is None else ""
     if data and bundle is not None and silo is not None:
         await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, silo)
     else:
-        checks.skip(CUT, because="no plan was offered yet" if data else "they are counted in the data")
+        checks.skip(CUT, because=without_plan or "no plan was offered yet")
     if not data or logging is None:
-        because = "the plan weighs by no logged losses" if data else "they are counted in the data"
-        checks.skip(LOSSES, because=because)
+        checks.skip(LOSSES, because=without_plan or "the plan weighs by no logged losses")
     else:
         counted = logging
         await run(LOSSES, lambda: check_losses(sources, *counted))
     unit = bundle.plan.privacy.unit_field if bundle and bundle.plan.privacy.level == "record" else ""
-    no_unit = "it is looked for in the data" if not data else "" if unit else "the plan groups no lines"
+    no_unit = "" if unit else without_plan or "the plan groups no lines"
+    no_unit = no_unit if data else "it is looked for in the data"
     await run("unit of privacy", lambda: check_unit(sources, unit), unless=no_unit)
     if not data and not given.database.url:
         checks.skip(JAIL, "database", because="it is looked for beside the data")

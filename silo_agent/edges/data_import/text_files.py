@@ -174,14 +174,14 @@ def _encoding(head: bytes, shown: str, given: str) -> str:
 def _remark(head: bytes, beginning: str, encoding: str, given: str, shown: str, findings: Findings) -> None:
     found = []
     if any(head.startswith(mark) for mark, _ in _MARKS):
-        found.append(f"{_shown(encoding)} with a byte order mark")
+        found.append(f"is {_shown(encoding)} with a byte order mark")
     elif encoding != given:
-        found.append(f"{_shown(encoding)} without a byte order mark")
+        found.append(f"is {_shown(encoding)} without a byte order mark")
     line_end = re.search("\r\n|\r|\n", beginning)
     if line_end and line_end[0] in _LINE_ENDS:
-        found.append(f"lines end in {_LINE_ENDS[line_end[0]]}")
+        found.append(f"has lines that end in {_LINE_ENDS[line_end[0]]}")
     if found:
-        findings.remark(f"{shown} is {', '.join(found)}: it is written as UTF-8 with LF")
+        findings.remark(f"{shown} {' and '.join(found)}: it is written as UTF-8 with LF")
 
 
 def _shown(encoding: str) -> str:

@@ -135,6 +135,8 @@ class Histories:
             book = self._books.get(plan.digest)
             if book is not None and await self._is_whole(plan, book):
                 histories.append(_history(plan, book, ()))
+            elif await self._records.newest_round_of(plan.digest) is None:  # begun, and replaced before a round
+                histories.append(PlanHistory(plan=plan, read=True))
             elif may_read:
                 histories.append(await self.of(plan))
                 may_read = False

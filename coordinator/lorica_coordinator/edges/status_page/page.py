@@ -57,7 +57,7 @@ _STATIC: Final = {
 _HTML: Final = "text/html; charset=utf-8"
 _JSON: Final = "application/json"
 _OF_A_PLAN: Final = re.compile(r"/(?P<what>log|curves)/(?P<plan>[0-9a-f]{64})")
-_OF_A_ROUND: Final = re.compile(r"/log/(?P<plan>[0-9a-f]{64})/(?P<round>[0-9]{1,6})")
+_OF_A_ROUND: Final = re.compile(r"/log/(?P<plan>[0-9a-f]{64})/(?P<round>[0-9]{1,7})")
 _log = structlog.get_logger(__name__)
 
 

@@ -1,6 +1,7 @@
 """Aggregating: a sum becomes the plan's next model, or the attempt cannot be used."""
 
 from dataclasses import replace
+from typing import Final
 
 from lorica_coordinator.rounds.cohorts.corrected import included_by
 from lorica_coordinator.rounds.effects import (
@@ -25,6 +26,9 @@ from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished, Opening, Task
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import WrongTime
+
+UNUSABLE: Final = "it cannot be used"
+"""All that is told of an update whose figures are a single silo's, where those are shown to nobody."""
 
 SPENT = "a further round would cost more epsilon than the plan promises"
 
@@ -84,12 +88,15 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     left = tuple(update for update in state.updates if update.silo != event.silo)
     if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
-    refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=event.reason)
+    terms = state.course.terms
+    # The reason has the update's norm, loss or steps in it. What came under masks says nothing of a silo.
+    reason = event.reason if terms.shows_single_silos or terms.secure_aggregation else UNUSABLE
+    refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=reason)
     if state.masked is None and len(left) >= state.course.terms.quorum(state.round):
         after, effects = enter_aggregating(state.course, state.round, state.attempt, left)
     else:
         after, effects = abandon(
-            state, Cause.UNUSABLE, f"the update of silo {event.silo} was refused: {event.reason}", event.now
+            state, Cause.UNUSABLE, f"the update of silo {event.silo} was refused: {reason}", event.now
         )
     return after, (refused, *effects)
 
