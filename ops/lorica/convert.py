@@ -67,17 +67,18 @@ def convert(exported: Path, target: Path, numbers: Numbers = Numbers.FLOAT32) ->
         model, tokenizer = _loaded(held, safe)
         asked = tuple(_asked(model, tokenizer))
         tokenizer.save_pretrained(safe)  # T5's pieces and ByT5's none, as tokenizer.json
-        with files.work_folder(target.parent, f".{target.name}-whole-") as whole:
-            _write(safe, whole / "model", model, Numbers.FLOAT32)
-            apart, _same = _compared(whole / "model", asked)
-        if not apart <= MOST_APART:
-            raise IntegrityError(
-                f"{exported} cannot be converted: CTranslate2 gives a token's log-probability {apart:.3g} nats away "
-                f"from PyTorch's, and rounding alone is below {MOST_APART:g}; nothing was written"
-            )
         with files.new_folder(target) as work:
-            _write(safe, work, model, numbers)
-            kept_apart, same = _compared(work, asked)
+            _write(safe, work, model, Numbers.FLOAT32)
+            apart, same = _compared(work, asked)
+            if not apart <= MOST_APART:
+                raise IntegrityError(
+                    f"{exported} cannot be converted: CTranslate2 gives a token's log-probability {apart:.3g} nats "
+                    f"away from PyTorch's, and rounding alone is below {MOST_APART:g}; nothing was written"
+                )
+            kept_apart = apart
+            if numbers is not Numbers.FLOAT32:
+                _write(safe, work, model, numbers)
+                kept_apart, same = _compared(work, asked)
             tokenizer.save_pretrained(work)
             after = (work / "model.bin").stat().st_size
     return Converted(

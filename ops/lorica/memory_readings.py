@@ -1,4 +1,4 @@
-"""How much memory a process has, and the machine, read from /proc."""
+"""How much memory a process has, read from /proc."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +19,3 @@ def memory_bytes(pid: int) -> tuple[int, int]:
 def reset_peak(pid: int) -> None:
     with suppress(FileNotFoundError, ProcessLookupError):
         Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
-
-
-def available_bytes() -> int:
-    """What new processes can have without anybody's memory being swapped out."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

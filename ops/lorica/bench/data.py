@@ -7,7 +7,6 @@ an object in memory.
 
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.figures import write_figures
 from lorica.bench.run import empty_folder
 from lorica.memory_readings import memory_bytes
 from lorica_security.console.terminal import show_table
@@ -87,8 +87,7 @@ def run_bench_data(choice: Choice, console: Console) -> list[Figures]:
                     results.append(_measured(place, way, lines, choice))
         finally:
             shutil.rmtree(place)
-        if choice.out is not None:
-            choice.out.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+        write_figures(choice.out, [asdict(one) for one in results])
     show_table(console, table_of(results))
     return results
 
@@ -197,7 +196,7 @@ def main(order: str) -> None:
     made = trainer.encoded("train")
     if asked["way"] == "memory":
         trainer._encoded["train"] = replace(made, inputs=tuple(made.inputs), targets=tuple(made.targets))
-    tokenised, data_peak = time.perf_counter(), _peak_bytes()
+    tokenised, data_peak = time.perf_counter(), memory_bytes(os.getpid())[1]
     train(trainer)
     took = [end - begin for begin, end in pairwise(ends)][_NOT_COUNTED:]
     figures = {
@@ -205,10 +204,6 @@ def main(order: str) -> None:
         "tokenise_s": tokenised - read,
         "step_s": statistics.median(took),
         "data_peak_bytes": data_peak - before,
-        "peak_bytes": _peak_bytes() - before,
+        "peak_bytes": memory_bytes(os.getpid())[1] - before,
     }
     print(json.dumps(figures))
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,8 +1,10 @@
 """What a benchmark run gives: a reading at the end of each round, and the medians that are reported."""
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from lorica_security.errors import StateError
 
@@ -80,3 +82,10 @@ def figures(run: Run) -> Figures:
         wire_bytes=int(statistics.median(after.wire_bytes - before.wire_bytes for before, after in steps)),
         growth_bytes_per_round=round(statistics.linear_regression(range(len(ends)), ends).slope) if ends[1:] else 0,
     )
+
+
+def write_figures(out: Path | None, found: Sequence[Mapping[str, object]] | Mapping[str, object]) -> None:
+    """To the JSON file `out`, if there is one: after each figure, so that a run that is cut short leaves what it
+    has."""
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")

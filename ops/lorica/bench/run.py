@@ -4,7 +4,6 @@ One configuration after the other, each in fresh processes and folders. What is 
 peer ran too, its figures stand below Lorica's with the ratio.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.bench.federation import run_lorica
-from lorica.bench.figures import Figures, figures
+from lorica.bench.figures import Figures, figures, write_figures
 from lorica.bench.model import T5_BASE_PARAMETERS
 from lorica.bench.peers import PEERS
 from lorica_security.console.terminal import show_table
@@ -65,8 +64,7 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
             here = _measure(choice, silos=silos, parameters=parameters, console=console)
             show_table(console, table_of(here))
             results += here
-            if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
-                choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+            write_figures(choice.out, [one.to_json() for one in results])
     return results
 
 

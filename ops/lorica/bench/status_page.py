@@ -5,7 +5,6 @@ all rounds of the plan; every other one what is new.
 """
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.figures import write_figures
 from lorica.bench.made_rounds import ROUND_S, MadePlan, add_rounds, database_of, fill, make_folder, silo_names
 from lorica.bench.run import empty_folder
 from lorica.demo.ports import free_ports
@@ -65,8 +65,7 @@ def run_bench_status_page(choice: Choice, console: Console) -> list[Figures]:
         found = asyncio.run(_measure(choice, Coordinator.load(folder)))
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    if choice.out is not None:
-        choice.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    write_figures(choice.out, [asdict(one) for one in found])
     show_table(console, table_of(found))
     return found
 

@@ -5,7 +5,6 @@ Each device computes the same two rounds from the same committed updates: the fi
 second, which is timed, reads it.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.figures import write_figures
 from lorica.bench.model import write_model
 from lorica.bench.run import empty_folder
 from lorica_coordinator.edges.models.model_store import ModelStore
@@ -97,8 +97,7 @@ def run_bench_sums(choice: Choice, console: Console) -> list[Figures]:
         for optimizer in choice.optimizers:
             with console.status(optimizer):
                 found += _of_optimizer(choice, place, bundle, spools, updates, optimizer)
-            if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
-                choice.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+            write_figures(choice.out, [asdict(one) for one in found])
     finally:
         shutil.rmtree(place, ignore_errors=True)
     show_table(console, _table(found))

@@ -8,6 +8,8 @@ import typer
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError
 
+_Out = Annotated[Path | None, typer.Option(help="JSON file for the figures.")]
+
 
 def bench(
     silos: Annotated[
@@ -24,7 +26,7 @@ def bench(
     peer: Annotated[
         str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
@@ -66,7 +68,7 @@ def bench_secagg(
         int, typer.Option(min=0, help="Whole rounds that count, after one that does not; 0: the masks alone.")
     ] = 2,
     peer: Annotated[str, typer.Option(help="Also run flwr's SecAgg+, from PyPI; with 3 silos unless --silos.")] = "",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, vectors and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure secure aggregation: what masks cost a silo and the coordinator, alone and in whole rounds."""
@@ -94,7 +96,7 @@ def bench_dp(
     steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
 ) -> None:
     """Measure private training beside plain training: time of a step, noise apart, and peak memory."""
     from lorica.bench.private.run import choice, run_bench_dp
@@ -115,7 +117,7 @@ def bench_sums(
     silos: Annotated[int, typer.Option(min=1, help="Updates of the round.")] = 4,
     parameters: Annotated[int, typer.Option(min=1, help="Of the model; default: T5-base's.")] = 222_903_552,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each is done; the median counts.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models and spools.")] = Path(".bench"),
 ) -> None:
     """Measure the coordinator's aggregation on the CPU and on a GPU: seconds, and whether bits differ."""
@@ -139,7 +141,7 @@ def bench_status_page(
     silos: Annotated[int, typer.Option(min=1, help="Silos of the federation.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that are in the records.")] = 500,
     repeats: Annotated[int, typer.Option(min=1, help="Looks of each kind; the median counts.")] = 9,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for the coordinator.")] = Path(".bench"),
 ) -> None:
     """Measure the status page of a coordinator with many silos and rounds: time and bytes of a look."""
@@ -156,7 +158,7 @@ def bench_simulation(
     largest: Annotated[int, typer.Option(min=4, help="Training examples of the largest of the eight silos.")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after one and before one that do not.")] = 3,
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch; 0: its default.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for the simulations.")] = Path(".bench"),
 ) -> None:
     """Measure simulated rounds: examples a second, and what share of the time is neither forward nor backward."""
@@ -173,7 +175,7 @@ def bench_data(
     characters: Annotated[int, typer.Option(min=10, help="Of a line, about.")] = 1000,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training that are timed.")] = 50,
     size: Annotated[str, typer.Option(help="Of the model.")] = "mini",
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for data and spools.")] = Path(".bench"),
 ) -> None:
     """Measure reading, tokenising and training on lines that memory need not hold, beside lines in memory."""
@@ -197,7 +199,7 @@ def bench_many(
     parameters: Annotated[
         int, typer.Option(min=0, help="Of the model, 2 million or more; 0: the masked journal alone, no round.")
     ] = 25_000_000,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and silos.")] = Path(".bench"),
 ) -> None:
     """Measure one round of many silos, in the clear and masked, each a process that is forked from a warm one."""

@@ -184,15 +184,14 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     if data and bundle is not None and silo is not None:
         await asyncio.to_thread(check_lengths, checks, CUT, sources, bundle, silo)
     else:
-        checks.skip(CUT, because=without_plan or "no plan was offered yet")
+        checks.skip(CUT, because=without_plan)
     if not data or logging is None:
         checks.skip(LOSSES, because=without_plan or "the plan weighs by no logged losses")
     else:
         counted = logging
         await run(LOSSES, lambda: check_losses(sources, *counted))
     unit = bundle.plan.privacy.unit_field if bundle and bundle.plan.privacy.level == "record" else ""
-    no_unit = "" if unit else without_plan or "the plan groups no lines"
-    no_unit = no_unit if data else "it is looked for in the data"
+    no_unit = "it is looked for in the data" if not data else "" if unit else without_plan or "the plan groups no lines"
     await run("unit of privacy", lambda: check_unit(sources, unit), unless=no_unit)
     if not data and not given.database.url:
         checks.skip(JAIL, "database", because="it is looked for beside the data")

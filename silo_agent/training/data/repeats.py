@@ -1,7 +1,7 @@
 """Which names stand twice, and which lines are of one unit, in memory that is a few bytes for each.
 
 Names are compared by 64-bit hashes first, and then themselves where these are equal. Units are told apart by 128 bits
-of BLAKE3: two that fell together would count as one, which costs training and no privacy.
+of BLAKE3: to make two that fall together takes some 2^64 tries, and by chance none do.
 """
 
 from array import array

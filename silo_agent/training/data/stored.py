@@ -18,6 +18,7 @@ class Stored(Sequence[_Value]):
         self, records: Records, made: Callable[[bytes], _Value], numbers: range | NDArray[np.int64] | None = None
     ) -> None:
         self.records, self._made = records, made
+        self._in_order = numbers is None
         self._numbers = range(len(records)) if numbers is None else numbers
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class Stored(Sequence[_Value]):
         return self._made(self.records[int(self._numbers[index])])
 
     def __iter__(self) -> Iterator[_Value]:
-        if self._numbers == range(len(self.records)) if isinstance(self._numbers, range) else False:
+        if self._in_order:
             yield from map(self._made, self.records)
         else:
             yield from (self[index] for index in range(len(self)))

@@ -38,7 +38,8 @@ class Measure:
     of: Callable[[SiloRow], float | None]
 
 
-def _score(silo: SiloRow) -> float | None:
+def score_of(silo: SiloRow) -> float | None:
+    """0 to 1, by whatever the plan counts; None for a silo that told of none."""
     return None if silo.evaluation is None else silo.evaluation.exact_matches / silo.evaluation.examples
 
 
@@ -46,7 +47,7 @@ def _trained(value: Callable[[SiloRow], float]) -> Callable[[SiloRow], float | N
     return lambda silo: value(silo) if silo.examples else None
 
 
-SCORE: Final = Measure(name="score", title="", better="higher", of=_score)
+SCORE: Final = Measure(name="score", title="", better="higher", of=score_of)
 """Its title is the plan's own score."""
 MEASURES: Final = (
     SCORE,
@@ -61,11 +62,6 @@ MEASURES: Final = (
         of=_trained(lambda it: it.loss_reduction),
     ),
 )
-
-
-def score_of(silo: SiloRow) -> float | None:
-    """0 to 1, by whatever the plan counts; None for a silo that told of none."""
-    return SCORE.of(silo)
 
 
 def point_of(row: RoundRow) -> Point | None:

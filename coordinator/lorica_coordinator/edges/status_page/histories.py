@@ -6,7 +6,7 @@ deletes what single silos brought to it. Before anything that was kept is shown,
 against the one that was read: what was deleted is shown no more.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final, Protocol
 
@@ -95,16 +95,13 @@ class _Book:
             self.curves.append(silos_json(row, self.silos))
 
     def copy(self) -> "_Book":
-        return _Book(
-            self.single,
-            self.through,
-            self.details,
-            [*self.points],
-            [*self.pieces],
-            [*self.lines],
-            [*self.openings],
-            self.silos,
-            [*self.curves],
+        return replace(
+            self,
+            points=[*self.points],
+            pieces=[*self.pieces],
+            lines=[*self.lines],
+            openings=[*self.openings],
+            curves=[*self.curves],
         )
 
 

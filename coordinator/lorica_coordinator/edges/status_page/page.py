@@ -56,6 +56,7 @@ _STATIC: Final = {
 }
 _HTML: Final = "text/html; charset=utf-8"
 _JSON: Final = "application/json"
+_OF_NOW: Final = {"/": _HTML, "/live": _HTML, "/curves": _JSON}
 _OF_A_PLAN: Final = re.compile(r"/(?P<what>log|curves)/(?P<plan>[0-9a-f]{64})")
 _OF_A_ROUND: Final = re.compile(r"/log/(?P<plan>[0-9a-f]{64})/(?P<round>[0-9]{1,7})")
 _log = structlog.get_logger(__name__)
@@ -139,10 +140,8 @@ class StatusPage:
     async def _answer(self, path: str) -> Response:
         if path in self._static:
             return Response(content_type=_STATIC[path], body=self._static[path])
-        if path in ("/", "/live"):
-            return Response(content_type=_HTML, body=await self._of_now(path))
-        if path == "/curves":
-            return Response(content_type=_JSON, body=await self._of_now(path))
+        if path in _OF_NOW:
+            return Response(content_type=_OF_NOW[path], body=await self._of_now(path))
         if (asked := _OF_A_PLAN.fullmatch(path)) is not None:
             return await self._of_plan(asked["what"], Digest(asked["plan"]))
         if (asked := _OF_A_ROUND.fullmatch(path)) is not None:

@@ -1,4 +1,4 @@
-"""Where the runbook says what to do about what the page shows. It is served at /runbook: nothing leaves the host.
+"""Where the runbook says what to do about what the page shows. It is served at /runbook.html: nothing leaves the host.
 
 `make docs` makes static/runbook.html of ops/docs/runbook.md. A test holds that each anchor here is there, and that
 every phase and every kind of error has one.
@@ -40,14 +40,10 @@ ROUND_WARNINGS: Final[Mapping[str, str]] = {
 }
 SILO_STATES: Final[Mapping[str, str]] = {"absent": "loricasilosilent", "declined": "loricasilorefuses"}
 KEPT_OUT: Final = "loricareleasegroupswait"
-UNSIGNED: Final = "loricareleasegroupswait"
 BUDGET_NEARLY_SPENT: Final = "loricabudgetnearlyspent"
-FAILING: Final = "loricaphasefailing"
 OWN_CERTIFICATE: Final = "loricacoordinatorcertificateendssoon"
 SILO_CERTIFICATE: Final = "loricaenrolledsilocertificateendssoon"
 AUTHORITY: Final = "loricaauthorityendssoon"
-COORDINATOR_DOWN: Final = "loricacoordinatordown"
-"""What the page's script links to where nobody answers; the page that was read last has it."""
 
 ANCHORS: Final = frozenset(
     {
@@ -56,11 +52,9 @@ ANCHORS: Final = frozenset(
         *ROUND_WARNINGS.values(),
         *SILO_STATES.values(),
         KEPT_OUT,
-        UNSIGNED,
         BUDGET_NEARLY_SPENT,
         OWN_CERTIFICATE,
         SILO_CERTIFICATE,
         AUTHORITY,
-        COORDINATOR_DOWN,
     }
 )

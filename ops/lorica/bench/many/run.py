@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from lorica.bench.federation import run_lorica
-from lorica.bench.figures import figures
+from lorica.bench.figures import figures, write_figures
 from lorica.bench.many.forked import ForkedProcesses
 from lorica.bench.many.journal import JournalFigures, measure_journal
 from lorica.bench.run import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_AND_SILO, empty_folder
 from lorica.demo.processes import Processes
-from lorica.memory_readings import available_bytes
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, StateError
 
@@ -52,7 +52,7 @@ class Choice:
         """Raises StateError where the machine has too little for the most silos, each a process with a model."""
         most = max(self.silos)
         needed = most * (_AGENT_BYTES + _AGENT_BYTES_PER_PARAMETER * self.parameters)
-        if needed > (free := available_bytes()):
+        if needed > (free := psutil.virtual_memory().available):
             raise StateError(
                 f"{most} silos of {self.parameters / 1e6:.1f} M parameters take {needed / 1e9:.1f} GB of memory, here "
                 f"are {free / 1e9:.1f}: choose fewer SILOS or PARAMETERS"
@@ -101,7 +101,7 @@ def run_bench_many(choice: Choice, console: Console) -> tuple[list[JournalFigure
             with console.status(f"{silos} silos{', masked' if masked else ''}"):
                 rounds.append(_measure(choice, silos, masked=masked))
             _write(choice.out, journals, rounds)
-        _write(choice.out, journals, rounds)  # after each, so that a run that is cut short leaves what it has
+        _write(choice.out, journals, rounds)  # after each
     show_table(console, _table_of_journals(journals))
     if rounds:
         show_table(console, _table_of_rounds(rounds))
@@ -109,9 +109,7 @@ def run_bench_many(choice: Choice, console: Console) -> tuple[list[JournalFigure
 
 
 def _write(out: Path | None, journals: Sequence[JournalFigures], rounds: Sequence[ManyFigures]) -> None:
-    if out is not None:
-        found = {"journals": [asdict(one) for one in journals], "rounds": [asdict(one) for one in rounds]}
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    write_figures(out, {"journals": [asdict(one) for one in journals], "rounds": [asdict(one) for one in rounds]})
 
 
 def _measure(choice: Choice, silos: int, *, masked: bool) -> ManyFigures:

@@ -4,7 +4,6 @@ For each size first the cryptography in this process (cryptography.py), then as 
 the clear and masked (ops/lorica/bench/federation.py), by how silos check round models, then the peer.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.bench.federation import run_lorica
-from lorica.bench.figures import Figures, figures
+from lorica.bench.figures import Figures, figures, write_figures
 from lorica.bench.masked import availability, cryptography
 from lorica.bench.masked.checks import ModelCheck
 from lorica.bench.masked.costs import Cost
@@ -109,8 +108,7 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
             for table in _tables(found):
                 show_table(console, table)
             results += found
-            if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
-                chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+            write_figures(chosen.out, [one.to_json() for one in results])
         if (more := growth(of_size)) is not None:
             console.print(
                 f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and "

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.figures import write_figures
 from lorica.bench.private.measure import Measured, Task
 from lorica.bench.private.ways import WAYS
 from lorica_security.console.terminal import show_table
@@ -100,8 +101,7 @@ def run_bench_dp(chosen: Choice, console: Console) -> list[Entry]:
         for entry in _entries(chosen, size, console):
             of_size.append(entry)
             results.append(entry)
-            if chosen.out is not None:  # after each, so that a run that is cut short leaves what it has
-                chosen.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+            write_figures(chosen.out, [one.to_json() for one in results])
         show_table(console, _table(of_size))
     return results
 

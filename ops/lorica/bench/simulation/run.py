@@ -1,6 +1,5 @@
 """`lorica bench-simulation`: what a simulated round's time goes to, size by size."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.figures import write_figures
 from lorica.bench.run import empty_folder
 from lorica.bench.simulation.measure import NOT_COUNTED, Figures, measure
 from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
@@ -51,8 +51,7 @@ def run_bench_simulation(choice: Choice, console: Console) -> list[Figures]:
             )
         shutil.rmtree(place)
         show_table(console, table_of(results[-1]))
-        if choice.out is not None:  # after each, so that a run that is cut short leaves what it has
-            choice.out.write_text(json.dumps([one.to_json() for one in results], indent=1) + "\n")
+        write_figures(choice.out, [one.to_json() for one in results])
     return results
 
 
