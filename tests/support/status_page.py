@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lorica_coordinator.edges.status_page.curves import all_plans_json, curves_json
 from lorica_coordinator.edges.status_page.histories import PlanHistory, _Book, _history
-from lorica_coordinator.edges.status_page.rounds_log import round_entry
+from lorica_coordinator.edges.status_page.rounds_log import round_entries
 from lorica_coordinator.edges.status_page.view import PageView, page_view
 from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.records import RoundRow, SiloRow
@@ -158,7 +158,8 @@ def everything(of: PageView, histories: Sequence[PlanHistory], rows: Sequence[Se
         answers[f"/curves/{plan.digest}"] = curves_json(plan, history.silos, history.curves)
         answers[f"/log/{plan.digest}"] = log.render(view=of, plan=plan, lines=history.lines[::-1]).encode()
         for number in sorted({one.round for one in of_plan}):
-            entries = [round_entry(one, single=plan.shows_single_silos) for one in of_plan if one.round == number]
+            attempts = [one for one in reversed(of_plan) if one.round == number]
+            entries = round_entries(attempts, single=plan.shows_single_silos)
             page = a_round.render(view=of, plan=plan, number=number, entries=entries)
             answers[f"/log/{plan.digest}/{number}"] = page.encode()
     return answers

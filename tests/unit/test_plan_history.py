@@ -118,7 +118,8 @@ async def test_rounds_are_read_in_ranges(folder: CoordinatorFolder) -> None:
         whole = await at.service.rounds_of(plan)
         assert [row.round for row in whole] == list(ROUNDS)
         assert await at.service.rounds_of(plan, since=2, until=3) == whole[1:3]
-        assert await at.service.rounds_of(plan, since=2, last=1) == whole[3:]
+        assert await at.service.rounds_of(plan, since=3) == whole[2:]
+        assert (await at.service.rounds(last=1)) == whole[3:]
         assert await at.service.rounds_of(plan, since=9) == ()
         assert await at.service.newest_round_of(plan) == ROUNDS[-1]
         assert await at.service.details_of(plan, through=2) == 2 * 2 * len(NAMES)

@@ -6,23 +6,25 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lorica.bench.made_rounds import add_rounds, enrol
+from lorica_coordinator.edges.database import round_history
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.status_page import histories
 from lorica_coordinator.edges.status_page.curves import all_plans_json, curves_json, point_json, point_of, silos_json
 from lorica_coordinator.edges.status_page.estimate import LONGEST_S, Opening, seconds_left
-from lorica_coordinator.edges.status_page.histories import ROUNDS_LISTED, Histories, PlanHistory
+from lorica_coordinator.edges.status_page.histories import ATTEMPTS_LISTED, ROUNDS_LISTED, Histories, PlanHistory
 from lorica_coordinator.service.callers.lookers import RecordedPlan
-from lorica_coordinator.service.records import RoundRow
+from lorica_coordinator.service.records import RoundRow, SiloRow
 from lorica_coordinator.service.views.disclosure import of_all_silos
 from lorica_security.identifiers import FederationName, SiloName
 from silo_wire.canonical import Digest
-from tests.support.status_page import MODEL, NAMES, NOW, SHOWN, row
+from tests.support.status_page import MODEL, NAMES, NOW, SHOWN, row, view
 
 # --- numbers
 
@@ -123,9 +125,9 @@ class OneStore:
         return tuple(self.plans)
 
     async def rounds_of(
-        self, plan: Digest, *, since: int = 0, until: int | None = None, last: int = 0
+        self, plan: Digest, *, since: int = 0, until: int | None = None, attempts: int = 0
     ) -> tuple[RoundRow, ...]:
-        rows = self.store.rounds(plan, last, since, until)
+        rows = self.store.rounds(plan, 0, since, until, attempts)
         self.read += len(rows)
         shown = next(one.shows_single_silos for one in self.plans if one.digest == plan)
         return rows if shown else tuple(map(of_all_silos, rows))
@@ -188,6 +190,63 @@ async def test_only_what_is_new_is_read_again(at: tuple[OneStore, Path]) -> None
     assert grown.points[:-1] == present.points
     assert grown.version != present.version
     assert (await whole(records))[1] == grown  # who reads everything finds the same
+
+
+def try_again(path: Path, number: int, attempts: int) -> None:
+    """Attempts 2, 3, ... at a round that was tried once: each abandoned, with every silo."""
+    with sqlite3.connect(path) as database:
+        for table in ("rounds", "updates"):
+            names = [column[1] for column in database.execute(f"PRAGMA table_info({table})")]
+            values = ", ".join("?" if name == "attempt" else name for name in names)
+            for attempt in range(2, attempts + 1):
+                database.execute(
+                    f"INSERT INTO {table} SELECT {values} FROM {table} WHERE plan = ? AND round = ? AND attempt = 1",
+                    (attempt, MODEL, number),
+                )
+        database.execute("UPDATE rounds SET outcome = 'abandoned' WHERE plan = ? AND round = ?", (MODEL, number))
+
+
+@pytest.mark.parametrize("number", [30, 9])
+async def test_a_round_that_is_tried_over_and_over_hides_no_other_one(at: tuple[OneStore, Path], number: int) -> None:
+    """Neither among the newest nor among those that are settled, and no look reads all of its attempts."""
+    records, path = at
+    try_again(path, number, 40)
+    records.plans = [SHOWN]
+    (present,) = await Histories(records).look()
+    tried = [1, *range(40 - ATTEMPTS_LISTED + 2, 41)]
+    assert records.read == 29 + ATTEMPTS_LISTED
+    listed = [(line.round, line.number) for line in present.lines]
+    assert [number for number, _ in listed] == sorted([*range(1, 31), *[number] * (ATTEMPTS_LISTED - 1)])
+    assert [name for of, name in listed if of == number] == [f"{number}.{attempt}" for attempt in tried]
+    told = [note.words for line in present.lines for note in line.notes]
+    assert told == [f"attempts before it that are not listed: {40 - ATTEMPTS_LISTED}"]
+    entries = view(histories=[present]).entries
+    assert sorted({entry.line.round for entry in entries}) == list(range(31 - ROUNDS_LISTED, 31))
+    times = [opening for opening in present.openings if opening.round == number]
+    assert [(opening.opened_unix_s, opening.done_unix_s) for opening in times] == [
+        (present.openings[number - 1].opened_unix_s, None)
+    ]
+
+
+async def test_no_silo_is_read_of_an_attempt_that_is_left_out(
+    at: tuple[OneStore, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, path = at
+    try_again(path, 30, 40)
+    made: list[SiloRow] = []
+
+    def silo_row(**values: Any) -> SiloRow:
+        made.append(SiloRow(**values))
+        return made[-1]
+
+    monkeypatch.setattr(round_history, "SiloRow", silo_row)
+    rows = records.store.rounds(MODEL, 0, 30, 30, 6)
+    assert [one.attempt for one in rows] == [1, 36, 37, 38, 39, 40]
+    assert len(made) == 6 * len(NAMES)
+    made.clear()
+    newest = records.store.rounds(MODEL, 2)
+    assert [(one.attempt, len(one.silos)) for one in newest] == [(39, 3), (40, 3)]
+    assert len(made) == 2 * len(NAMES)
 
 
 async def test_earlier_plans_are_read_one_at_a_look(at: tuple[OneStore, Path]) -> None:

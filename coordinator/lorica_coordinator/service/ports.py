@@ -319,8 +319,11 @@ class RoundStore(Protocol):
     def details_of(self, plan: Digest, through: int) -> int:
         """How many updates and scores of single silos are kept of the plan's rounds up to `through`."""
 
-    def rounds(self, plan: Digest, last: int, since: int = 0, until: int | None = None) -> tuple[RoundRow, ...]:
-        """The last attempts of a plan at the rounds with these numbers, oldest first; `last` 0: all."""
+    def rounds(
+        self, plan: Digest, last: int, since: int = 0, until: int | None = None, attempts: int = 0
+    ) -> tuple[RoundRow, ...]:
+        """The last attempts of a plan at the rounds with these numbers, oldest first; `last` 0: all. `attempts`: of
+        each round so many, its first one and the newest; 0: all."""
 
 
 class Authorities(Protocol):

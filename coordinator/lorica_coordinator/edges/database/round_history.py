@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Subquery, and_, func, or_, select
 
 from lorica_coordinator.edges.database.round_tables import evaluations, rounds, updates
 from lorica_coordinator.service.records import COMPLETED, MaskedTotals, RoundRow, SiloRow
@@ -51,20 +51,31 @@ def count_details(connection: Connection, plan: Digest, through: int) -> int:
 
 
 def read_rounds(
-    connection: Connection, plan: Digest, *, last: int, since: int, until: int | None
+    connection: Connection, plan: Digest, *, last: int, since: int, until: int | None, attempts: int
 ) -> tuple[RoundRow, ...]:
-    """As RoundStore.rounds."""
+    """As RoundStore.rounds; no silo is read of an attempt that is not returned."""
     newest = select(rounds).where(rounds.c.plan == plan, rounds.c.round >= since)
     if until is not None:
         newest = newest.where(rounds.c.round <= until)
+    if attempts:
+        newest = newest.where(_first_or_newest(plan, attempts))
     newest = newest.order_by(rounds.c.round.desc(), rounds.c.attempt.desc())
-    found = list(connection.execute(newest.limit(last) if last else newest))[::-1]
+    if last:
+        newest = newest.limit(last)
+    found = list(connection.execute(newest))[::-1]
     if not found:
         return ()
     scored = {(row.round, row.attempt) for row in found if row.outcome in (*COMPLETED, "evaluated")}
     scores = _read_scores(connection, plan, found[0].round, found[-1].round)
-    silos = _read_silos(connection, plan, found[0].round, found[-1].round, scored, scores)
+    silos = _read_silos(connection, plan, newest.subquery(), scored, scores)
     return tuple(_round_of(row, silos.get((row.round, row.attempt), ()), scores, scored) for row in found)
+
+
+def _first_or_newest(plan: Digest, attempts: int) -> ColumnElement[bool]:
+    """Whether an attempt, which are numbered from 1 on, is its round's first, or of the `attempts` - 1 newest."""
+    of_round = rounds.alias()
+    newest = select(func.max(of_round.c.attempt)).where(of_round.c.plan == plan, of_round.c.round == rounds.c.round)
+    return or_(rounds.c.attempt == 1, rounds.c.attempt > newest.correlate(rounds).scalar_subquery() - (attempts - 1))
 
 
 _Scores = Mapping[int, Mapping[str, Evaluation]]
@@ -90,11 +101,12 @@ def _read_scores(connection: Connection, plan: Digest, first: int, last: int) ->
 
 
 def _read_silos(
-    connection: Connection, plan: Digest, first: int, last: int, scored: set[tuple[int, int]], scores: _Scores
+    connection: Connection, plan: Digest, of: Subquery, scored: set[tuple[int, int]], scores: _Scores
 ) -> Mapping[tuple[int, int], Sequence[SiloRow]]:
-    """By round and attempt, in order of silos, those who were asked to train."""
+    """By round and attempt, in order of silos, those who were asked to train, in the attempts `of` the plan."""
     found: dict[tuple[int, int], list[SiloRow]] = {}
-    of_plan = select(*_OF_SILO).where(updates.c.plan == plan, updates.c.round.between(first, last))
+    same = and_(updates.c.round == of.c.round, updates.c.attempt == of.c.attempt)
+    of_plan = select(*_OF_SILO).join(of, same).where(updates.c.plan == plan)
     for number, attempt, silo, outcome, detail, examples, high, low, weight, share, norm in connection.execute(
         of_plan.order_by(updates.c.silo)
     ):

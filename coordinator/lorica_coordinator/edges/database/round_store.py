@@ -476,9 +476,11 @@ class SqlRoundStore:
         with self._transaction() as connection:
             return round_history.count_details(connection, plan, through)
 
-    def rounds(self, plan: Digest, last: int, since: int = 0, until: int | None = None) -> tuple[RoundRow, ...]:
+    def rounds(
+        self, plan: Digest, last: int, since: int = 0, until: int | None = None, attempts: int = 0
+    ) -> tuple[RoundRow, ...]:
         with self._transaction() as connection:
-            return round_history.read_rounds(connection, plan, last=last, since=since, until=until)
+            return round_history.read_rounds(connection, plan, last=last, since=since, until=until, attempts=attempts)
 
 
 def _closed_before(table: Table, before: float) -> ColumnElement[bool]:

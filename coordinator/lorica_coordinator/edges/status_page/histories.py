@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from lorica_coordinator.edges.status_page.curves import Point, point_json, point_of, silos_json, with_silos_of
 from lorica_coordinator.edges.status_page.estimate import Opening
-from lorica_coordinator.edges.status_page.rounds_log import RoundLine, round_line
+from lorica_coordinator.edges.status_page.rounds_log import Attempt, RoundLine, round_line
 from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.records import COMPLETED, RoundRow
 from lorica_security.identifiers import SiloName
@@ -22,8 +22,8 @@ MOST_PLANS: Final = 12
 """The newest ones; those before them are counted."""
 ROUNDS_LISTED: Final = 8
 """Rounds that are read each time, and listed with their silos."""
-ATTEMPTS_LISTED: Final = 16
-"""Of those: a round may be tried without end."""
+ATTEMPTS_LISTED: Final = 4
+"""Of each round, its first one and the newest: it may be tried without end."""
 MOST_LINES: Final = 2000
 SLICE: Final = 25
 """Rounds that are read at a time: the thread that reads them also writes every transition."""
@@ -35,7 +35,7 @@ class Records(Protocol):
     async def recorded_plans(self) -> tuple[RecordedPlan, ...]: ...
 
     async def rounds_of(
-        self, plan: Digest, *, since: int = 0, until: int | None = None, last: int = 0
+        self, plan: Digest, *, since: int = 0, until: int | None = None, attempts: int = 0
     ) -> tuple[RoundRow, ...]: ...
 
     async def newest_round_of(self, plan: Digest) -> int | None: ...
@@ -76,9 +76,11 @@ class _Book:
     openings: list[Opening] = field(default_factory=list)
     silos: tuple[SiloName, ...] = ()
     curves: list[str] = field(default_factory=list)
+    last: Attempt | None = None
 
     def add(self, row: RoundRow) -> None:
-        self.lines.append(round_line(row, single=self.single))
+        self.lines.append(round_line(row, single=self.single, after=self.last))
+        self.last = row.round, row.attempt
         del self.lines[:-MOST_LINES]
         done = row.closed_unix_s if row.outcome in COMPLETED else None
         if self.openings and self.openings[-1].round == row.round:
@@ -150,7 +152,7 @@ class Histories:
         book = await self._settled(plan, through)
         rows: tuple[RoundRow, ...] = ()
         if plan.present:
-            rows = await self._records.rounds_of(plan.digest, since=through + 1, last=ATTEMPTS_LISTED)
+            rows = await self._records.rounds_of(plan.digest, since=through + 1, attempts=ATTEMPTS_LISTED)
         return _history(plan, book, rows)
 
     async def _settled(self, plan: RecordedPlan, through: int) -> _Book:
@@ -168,7 +170,9 @@ class Histories:
             book = book.copy()  # one that fails in the middle leaves the one before
             while book.through < through:
                 until = min(through, book.through + SLICE)
-                for row in await self._records.rounds_of(plan.digest, since=book.through + 1, until=until):
+                for row in await self._records.rounds_of(
+                    plan.digest, since=book.through + 1, until=until, attempts=ATTEMPTS_LISTED
+                ):
                     book.add(row)
                 book.through = until
             book.details = details

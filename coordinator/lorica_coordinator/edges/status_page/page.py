@@ -24,9 +24,9 @@ from lorica_coordinator.edges.status_page.entrance import (
     read_token,
     tls_context,
 )
-from lorica_coordinator.edges.status_page.histories import ATTEMPTS_LISTED, Histories, PlanHistory
+from lorica_coordinator.edges.status_page.histories import Histories, PlanHistory
 from lorica_coordinator.edges.status_page.refusals import RecentRefusals
-from lorica_coordinator.edges.status_page.rounds_log import round_entry
+from lorica_coordinator.edges.status_page.rounds_log import round_entries
 from lorica_coordinator.edges.status_page.view import PageView, page_view
 from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.federation import Federation
@@ -43,6 +43,8 @@ from silo_wire.wire_version import OURS
 
 FRESH_S: Final = 1.0
 """However many look, the service is asked once in this time."""
+ATTEMPTS_OF_A_ROUND: Final = 16
+"""On its own page: the first one, and the newest."""
 CALL: Final = "status page"
 _STATIC: Final = {
     "/page.css": "text/css; charset=utf-8",
@@ -178,8 +180,8 @@ class StatusPage:
             look = await self._look()
             if (plan := _listed(look, digest)) is None:
                 return Response.of(HTTPStatus.NOT_FOUND)
-            rows = await self._service.rounds_of(digest, since=number, until=number, last=ATTEMPTS_LISTED)
-            entries = [round_entry(row, single=plan.shows_single_silos) for row in reversed(rows)]
+            rows = await self._service.rounds_of(digest, since=number, until=number, attempts=ATTEMPTS_OF_A_ROUND)
+            entries = round_entries(rows[::-1], single=plan.shows_single_silos)
             return await self._rendered(self._round, view=look.view, plan=plan, number=number, entries=entries)
 
     async def _rendered(self, template: Template, **values: object) -> Response:

@@ -16,6 +16,9 @@ from lorica_coordinator.service.records import RoundRow, SiloRow
 PARTS_LISTED: Final = 120
 """Lines of single silos that the page has room for; those of older rounds are on pages of their own."""
 
+Attempt = tuple[int, int]
+"""Its round and its number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
@@ -65,7 +68,8 @@ class RoundEntry:
     parts: tuple[SiloPart, ...] | None
 
 
-def round_line(row: RoundRow, *, single: bool) -> RoundLine:
+def round_line(row: RoundRow, *, single: bool, after: Attempt | None) -> RoundLine:
+    """`after` is the attempt that is listed before it, None where there is none: a note says what lies between."""
     committed = sum(silo.outcome == "committed" for silo in row.silos)
     took = None if row.closed_unix_s is None else row.closed_unix_s - row.opened_unix_s
     return RoundLine(
@@ -79,13 +83,16 @@ def round_line(row: RoundRow, *, single: bool) -> RoundLine:
         opened=iso(row.opened_unix_s),
         took="" if took is None or took < 0 else span(took),
         model=row.model[:16],
-        notes=tuple(_notes(row, single=single)),
+        notes=(*_notes(row, single=single), *_between(after, row)),
     )
 
 
-def round_entry(row: RoundRow, *, single: bool) -> RoundEntry:
-    parts = tuple(_part(silo, single=single) for silo in sorted(row.silos, key=lambda silo: silo.silo))
-    return RoundEntry(line=round_line(row, single=single), parts=parts)
+def round_entries(rows: Sequence[RoundRow], *, single: bool) -> tuple[RoundEntry, ...]:
+    """`rows` newest first, each with its silos."""
+    return tuple(
+        RoundEntry(line=line, parts=tuple(_part(silo, single=single) for silo in _by_name(row)))
+        for row, line in zip(rows, _lines(rows, single=single), strict=True)
+    )
 
 
 def listed_entries(rows: Sequence[RoundRow], *, single: bool) -> tuple[RoundEntry, ...]:
@@ -93,13 +100,22 @@ def listed_entries(rows: Sequence[RoundRow], *, single: bool) -> tuple[RoundEntr
     newest one always."""
     entries: list[RoundEntry] = []
     room = PARTS_LISTED
-    for row in rows:
+    for row, line in zip(rows, _lines(rows, single=single), strict=True):
         room -= len(row.silos)
-        if not entries or room >= 0:
-            entries.append(round_entry(row, single=single))
-        else:
-            entries.append(RoundEntry(line=round_line(row, single=single), parts=None))
+        shown = not entries or room >= 0
+        parts = tuple(_part(silo, single=single) for silo in _by_name(row)) if shown else None
+        entries.append(RoundEntry(line=line, parts=parts))
     return tuple(entries)
+
+
+def _by_name(row: RoundRow) -> list[SiloRow]:
+    return sorted(row.silos, key=lambda silo: silo.silo)
+
+
+def _lines(rows: Sequence[RoundRow], *, single: bool) -> list[RoundLine]:
+    """`rows` newest first."""
+    before = [*((row.round, row.attempt) for row in rows[1:]), None]
+    return [round_line(row, single=single, after=after) for row, after in zip(rows, before, strict=False)]
 
 
 def _notes(row: RoundRow, *, single: bool) -> list[Note]:
@@ -115,6 +131,12 @@ def _notes(row: RoundRow, *, single: bool) -> list[Note]:
         words = f"{row.masked.saturated} of {row.masked.coordinates} coordinates beyond their range"
         notes.append(Note(words=words))
     return notes
+
+
+def _between(before: Attempt | None, row: RoundRow) -> list[Note]:
+    """Attempts at the same round that are not listed."""
+    left_out = row.attempt - before[1] - 1 if before is not None and before[0] == row.round else 0
+    return [Note(words=f"attempts before it that are not listed: {left_out}")] if left_out else []
 
 
 def _part(silo: SiloRow, *, single: bool) -> SiloPart:

@@ -12,7 +12,7 @@ from typing import Final
 from lorica_coordinator.edges.status_page import runbook
 from lorica_coordinator.edges.status_page.curves import SCORE, Point
 from lorica_coordinator.edges.status_page.estimate import seconds_left
-from lorica_coordinator.edges.status_page.histories import ROUNDS_LISTED, PlanHistory
+from lorica_coordinator.edges.status_page.histories import PlanHistory
 from lorica_coordinator.edges.status_page.refusals import SeenRefusal
 from lorica_coordinator.edges.status_page.rounds_log import RoundEntry, listed_entries
 from lorica_coordinator.edges.status_page.words import Moment, capital, figure, past, percent, span, until
@@ -234,7 +234,7 @@ def page_view(
 
 def _entries(present: PlanHistory, *, single: bool) -> tuple[RoundEntry, ...]:
     shown = single and present.plan.shows_single_silos
-    return listed_entries(present.newest[: -ROUNDS_LISTED - 1 : -1], single=shown)
+    return listed_entries(present.newest[::-1], single=shown)
 
 
 def _plan(history: PlanHistory, now: float) -> PlanLine:

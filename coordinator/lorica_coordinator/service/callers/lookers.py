@@ -80,10 +80,11 @@ class ForLookers(FederationParts):
         return tuple(sorted(plans, key=lambda plan: (plan.present, plan.active_unix_s, plan.digest)))
 
     async def rounds_of(
-        self, plan: Digest, *, since: int = 0, until: int | None = None, last: int = 0
+        self, plan: Digest, *, since: int = 0, until: int | None = None, attempts: int = 0
     ) -> tuple[RoundRow, ...]:
-        """The last attempts of any plan at the rounds with these numbers, as this plan's own terms show them."""
-        return await self._rounds(plan, await self._terms_of(plan), last=last, since=since, until=until)
+        """Of any plan the attempts at the rounds with these numbers, as this plan's own terms show them; `attempts`: of
+        each round so many, its first one and the newest; 0: all."""
+        return await self._rounds(plan, await self._terms_of(plan), since=since, until=until, attempts=attempts)
 
     async def newest_round_of(self, plan: Digest) -> int | None:
         """None where no round of the plan was opened."""
@@ -111,9 +112,16 @@ class ForLookers(FederationParts):
         return course.terms if course is not None and course.terms.plan == plan else await self._desk.terms(plan)
 
     async def _rounds(
-        self, plan: Digest, terms: PlanTerms | None, *, last: int = 0, since: int = 0, until: int | None = None
+        self,
+        plan: Digest,
+        terms: PlanTerms | None,
+        *,
+        last: int = 0,
+        since: int = 0,
+        until: int | None = None,
+        attempts: int = 0,
     ) -> tuple[RoundRow, ...]:
-        kept = await self._threads.store(self._store.rounds, plan, last, since, until)
+        kept = await self._threads.store(self._store.rounds, plan, last, since, until, attempts)
         state, connected = self._loop.state, self._attendance.connected
         rows = (as_they_stand(row, plan, state, connected) for row in kept)
         if terms is None:
