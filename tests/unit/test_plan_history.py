@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from lorica.bench.made_rounds import MadePlan, add_rounds, begin, database_of, fill, make_folder, silo_names
+from lorica.bench.made_rounds import FEDERATION, MadePlan, add_rounds, begin, database_of, fill, make_folder, silo_names
 from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.status_page.histories import Histories
 from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.plan_shelf import PlanShelf
 from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.federation import Federation
+from lorica_coordinator.service.plan_desk import READ_AGAIN_S, PlanDesk
+from lorica_coordinator.service.ports import PlanParts
+from silo_wire.canonical import Digest
+from silo_wire.plans.plan import PlanBundle
 from tests.support.coordinator import running
 
 NAMES = silo_names(3)
@@ -110,6 +115,41 @@ async def test_a_plan_whose_terms_cannot_be_read_shows_no_single_silo(folder: Co
         }
         unread = {plan.name: (plan.rounds, plan.score) for plan in await at.service.recorded_plans()}
         assert unread["open"] == unread["covered"] == (0, "")
+
+
+async def test_a_kept_copy_that_cannot_be_read_is_not_read_at_each_look(folder: CoordinatorFolder) -> None:
+    """Its terms stay unknown meanwhile; one that was restored is found after a time."""
+
+    class Counting(PlanShelf):
+        reads = 0
+
+        def bundle(self, plan: Digest) -> PlanBundle:
+            self.reads += 1
+            return super().bundle(plan)
+
+    def open_plan(bundle: PlanBundle) -> PlanParts:
+        raise AssertionError("terms need no model")
+
+    now = 0.0
+    coordinator = Coordinator.load(folder)
+    shelf = Counting(coordinator.settings.state_folder)
+    desk = PlanDesk(federation=FEDERATION, shelf=shelf, open_plan=open_plan, steady=lambda: now)
+    digest = coordinator.shelf.compile("covered").plan.digest
+    kept = next(folder.root.rglob(f"{digest}.bundle"))
+    whole = kept.read_bytes()
+    for damage in (kept.unlink, lambda: kept.write_bytes(b"damaged")):
+        damage()
+        before = shelf.reads
+        assert [await desk.terms(digest) for _ in range(5)] == [None] * 5
+        assert shelf.reads == before + 1
+        now += READ_AGAIN_S
+    kept.write_bytes(whole)
+    terms = await desk.terms(digest)
+    assert terms is not None
+    assert not terms.shows_single_silos
+    reads = shelf.reads
+    assert await desk.terms(digest) == terms
+    assert shelf.reads == reads
 
 
 async def test_rounds_are_read_in_ranges(folder: CoordinatorFolder) -> None:

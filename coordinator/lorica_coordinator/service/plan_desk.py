@@ -2,13 +2,17 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 from lorica_coordinator.rounds.terms import PlanTerms
-from lorica_coordinator.service.ports import OpenPlan, PlanParts, PlanShelf
+from lorica_coordinator.service.ports import OpenPlan, PlanParts, PlanShelf, Steady
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.identifiers import FederationName
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import Plan, PlanBundle
+
+READ_AGAIN_S: Final = 300.0
+"""A kept copy that could not be read is tried again after this time: the operator may have restored it."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,17 @@ def terms_of(plan: Plan) -> PlanTerms:
 class PlanDesk:
     """Keeps the last plan that was asked for."""
 
-    def __init__(self, *, federation: FederationName, shelf: PlanShelf, open_plan: OpenPlan) -> None:
+    def __init__(self, *, federation: FederationName, shelf: PlanShelf, open_plan: OpenPlan, steady: Steady) -> None:
+        """`steady`: a clock that is never set, in seconds."""
         self._federation = federation
+        self._steady = steady
         self._shelf = shelf
         self._open_plan = open_plan
         self._opened: OpenedPlan | None = None
         self._opening = asyncio.Lock()
         self._terms: dict[Digest, PlanTerms] = {}
+        self._unread: dict[Digest, float] = {}
+        """Until when a plan's terms are taken for unreadable without another look at the disk."""
 
     async def compile(self, name: str) -> OpenedPlan:
         """Read the operator's plan folder `name`; raises ConfigurationError for another federation's plan."""
@@ -80,13 +88,19 @@ class PlanDesk:
             return self._opened
 
     async def terms(self, plan: Digest) -> PlanTerms | None:
-        """Of any plan that was kept: a digest has one plan for good. None where this release cannot read it."""
-        if plan not in self._terms:
-            try:
-                bundle = await asyncio.to_thread(self._shelf.bundle, plan)
-            except (StateError, IntegrityError, StorageError):  # another release's, not kept, or damaged
-                return None
-            self._terms[plan] = terms_of(bundle.plan)
+        """Of any plan that was kept: a digest has one plan for good. None where this release cannot read it, which
+        is found out once in READ_AGAIN_S."""
+        if plan in self._terms:
+            return self._terms[plan]
+        if self._steady() < self._unread.get(plan, float("-inf")):
+            return None
+        try:
+            bundle = await asyncio.to_thread(self._shelf.bundle, plan)
+        except (StateError, IntegrityError, StorageError):  # another release's, not kept, or damaged
+            self._unread[plan] = self._steady() + READ_AGAIN_S
+            return None
+        self._unread.pop(plan, None)
+        self._terms[plan] = terms_of(bundle.plan)
         return self._terms[plan]
 
     async def store_initial(self, opened: OpenedPlan) -> Digest:

@@ -62,7 +62,7 @@ class FederationParts:
         self._keys = keys
         self._observer = observer
         self._clock = clock
-        self._desk = PlanDesk(federation=federation, shelf=shelf, open_plan=open_plan)
+        self._desk = PlanDesk(federation=federation, shelf=shelf, open_plan=open_plan, steady=steady)
         self._threads = Threads()
         self._chunks = ChunkCache(self._threads)
         self.groups = ReleaseGroups(federation=federation, store=store, threads=self._threads)
