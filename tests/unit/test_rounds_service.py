@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,50 @@ async def test_a_silo_that_weighs_nothing_is_told_in_the_log_and_counted(folder:
             assert coordinator.metric("lorica_zero_weights_total") == 1
     (told,) = [line for line in logs if line["event"] == "silo weighs nothing"]
     assert (told["silo"], told["log_level"], told["round"]) == ("hospital-a", "warning", 1)
+
+
+@dataclass
+class Huge(SiloStandIn):
+    """Its delta is finite, and leaves float32's range in a step of twice its length."""
+
+    def delta(self, bundle: PlanBundle, round_number: int) -> bytes:
+        return np.full(bundle.layout.parameters, 2e38, "<f4").tobytes()
+
+
+@pytest.mark.parametrize("level", ["none", "record"])
+async def test_what_is_wrong_with_a_private_update_is_in_no_log(folder: Path, level: str) -> None:
+    """Its norm is a single silo's: whoever gets the coordinator's logs would have it."""
+    private = {"noise_multiplier": 1.5} if level == "record" else {}
+    with capture_logs() as logs:
+        async with running(folder) as coordinator:
+            add_plan(
+                folder,
+                "second",
+                schedule={"rounds": 1, "min_silos": 1},
+                evaluation=QUIET,
+                training={"dropout": 0.0, "epochs": 1},
+                aggregation={
+                    "weighting": "equal",
+                    "server_optimizer": "sgd",
+                    "momentum": 0.0,
+                    "server_learning_rate": 2.0,
+                    "max_delta_norm": 0.0,
+                },
+                privacy={"level": level, **private},
+            )
+            token, _ = await coordinator.service.enrolment.invite("bank-b", 3600)
+            bank = Huge(SiloName("bank-b"))
+            await bank.enrol(coordinator.service, token)
+            await coordinator.service.start_plan("second")
+            async with attending(coordinator.service, bank) as of_bank:
+                await bank.do(coordinator.service, await of_bank(Train))
+                await of_bank(Train)  # of the attempt after the one that came to nothing
+            row, _ = await coordinator.service.rounds()
+    (told,) = [line for line in logs if "cannot be used" in line["event"]]
+    assert (told["event"], told["kind"]) == ("update of silo bank-b cannot be used", "IntegrityError")
+    assert (row.outcome, row.silos[0].outcome) == ("abandoned", "refused")
+    norm = "has norm"
+    assert [norm in text for text in (str(logs), row.detail, row.silos[0].detail)] == [level == "none"] * 3
 
 
 async def test_the_final_model_is_the_weighted_mean_added_to_the_initial_one(folder: Path) -> None:

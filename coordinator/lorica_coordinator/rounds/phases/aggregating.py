@@ -24,6 +24,7 @@ from lorica_coordinator.rounds.phases.entry import enter_aggregating, enter_eval
 from lorica_coordinator.rounds.phases.gathering import gather, next_round
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished, Opening, Task
+from lorica_coordinator.rounds.terms import PlanTerms
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_security.errors import WrongTime
 
@@ -89,8 +90,7 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     if event.silo is None or event.silo not in state.silos:
         raise WrongTime(f"silo {event.silo} has no update in round {state.round} attempt {state.attempt}")
     terms = state.course.terms
-    # The reason has the update's norm, loss or steps in it. What came under masks says nothing of a silo.
-    reason = event.reason if terms.shows_single_silos or terms.secure_aggregation else UNUSABLE
+    reason = told_of_unusable(event.reason, terms)
     refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=reason)
     if state.masked is None and len(left) >= state.course.terms.quorum(state.round):
         after, effects = enter_aggregating(state.course, state.round, state.attempt, left)
@@ -99,6 +99,12 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
             state, Cause.UNUSABLE, f"the update of silo {event.silo} was refused: {reason}", event.now
         )
     return after, (refused, *effects)
+
+
+def told_of_unusable(reason: str, terms: PlanTerms) -> str:
+    """What people are told of it, in records and in logs: the reason has the update's norm, loss or steps in it. What
+    came under masks says nothing of a silo."""
+    return reason if terms.shows_single_silos or terms.secure_aggregation else UNUSABLE
 
 
 def budget_exhausted(state: Aggregating, event: BudgetExhausted) -> Step:

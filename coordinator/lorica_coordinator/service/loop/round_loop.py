@@ -38,12 +38,13 @@ from lorica_coordinator.rounds.events import (
     SiloRevoked,
 )
 from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.phases.aggregating import told_of_unusable
 from lorica_coordinator.rounds.states import Aggregating, Idle, Masking, State, course_of, deadline_of
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.journal import Journal
 from lorica_coordinator.service.loop.masking_opening import masking_opened
 from lorica_coordinator.service.loop.tidying import Tidying, plan_under_way
-from lorica_coordinator.service.plan_desk import PlanDesk
+from lorica_coordinator.service.plan_desk import PlanDesk, terms_of
 from lorica_coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, Steady
 from lorica_coordinator.service.release_groups import ReleaseGroups
 from lorica_coordinator.service.round_checks import RoundChecks
@@ -377,7 +378,8 @@ class RoundLoop:
                 if result.outcome is Outcome.APPLIED:
                     await asyncio.to_thread(self._checks.keep, opened, command, result.model)
         except UnusableUpdate as error:
-            self._complain("update cannot be used", error)
+            told = told_of_unusable(str(error), terms_of(opened.bundle.plan))
+            self._complain(f"update of silo {error.silo} cannot be used", UnusableUpdate(error.silo, told))
             return AggregationFailed(now=self._steady(), key=command.key, silo=error.silo, reason=str(error))
         except BudgetSpent as error:
             _log.warning("plan ends", reason=str(error))
