@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lorica.demo.ports import free_ports
-from lorica_security.console.preflight import Check, Outcome
+from lorica_security.console.preflight import Check, Misconfigured, Outcome
 from lorica_security.host import key_file
 from lorica_security.host.files import write_private
 from lorica_security.identifiers import SiloName
@@ -25,6 +25,7 @@ from lorica_security.secure_aggregation.silo.memory import SiloMemory
 from silo_agent.cli import main
 from silo_agent.commands.command_line import Choice
 from silo_agent.edges.accounts.privacy_ledger import guard_of
+from silo_agent.edges.check.machine_checks import MOST_BYTE_TOKENS, check_spool_room, disk_need
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.check.preflight import Ground, preflight
 from silo_agent.edges.disk.plan_store import PlanStore
@@ -43,6 +44,7 @@ from silo_agent.rounds.effects import Outcome as RoundOutcome
 from silo_agent.sql_sandbox import Walls, landlock, probe_jail
 from silo_wire.codecs.groups_codec import GroupsOffer
 from silo_wire.messages import RoundKey
+from silo_wire.plans.model_files import CONFIG_FILE
 from silo_wire.plans.privacy import Release
 from tests.integration.test_agent_process import data_folder
 from tests.support.command_line import run_command
@@ -407,6 +409,15 @@ def disk_that_is_full(case: Case) -> None:
     case.ground["free_disk"] = lambda folder: 1 << 20
 
 
+@makes(Mistake.SPOOL)
+def disk_without_room_for_lines(case: Case) -> None:
+    """Files with holes: their lines are not read for it. Enough for models alone."""
+    for name, size in (("train.jsonl", 80 << 20), ("dev.jsonl", 60 << 20)):
+        with (case.data / name).open("r+b") as file:
+            file.truncate(size)
+    case.ground["free_disk"] = lambda folder: (64 + 159) << 20
+
+
 @makes(Mistake.DEVICE)
 def gpu_that_is_not_there(case: Case) -> None:
     case.settings('[training]\ndevice = "cuda:99"\n')
@@ -534,6 +545,30 @@ async def test_a_group_that_is_smaller_than_policy_asks_for_is_noticed_with_what
     noticed = [it.detail for it in checks if it.name == "masks loosened" and it.detail.startswith("groups approve: ")]
     assert len(noticed) == (cost is not None)
     assert all(str(cost) in one and "silo-level privacy" in one for one in noticed)
+
+
+async def test_the_room_for_lines_goes_by_the_files_and_by_what_tokens_take(case: Case) -> None:
+    """Found out before anything is read: that takes the room itself."""
+
+    async def told() -> Check:
+        return next(it for it in await case.checks() if it.name == "disk for lines")
+
+    assert (await told()).detail.startswith("none is needed: memory holds")
+    with (case.data / "train.jsonl").open("r+b") as file:
+        file.truncate(70 << 20)
+    few_signs = bundle_of(random_model())
+    assert json.loads(few_signs.files[CONFIG_FILE])["vocab_size"] <= MOST_BYTE_TOKENS
+    for bundle, times in ((None, 2), (PRIVATE, 2), (few_signs, 5)):
+        need = disk_need(case.folder, 2, bundle)
+        least = need.bytes + times * (70 << 20)
+        assert f"about {70 * times} MiB needed" in check_spool_room(case.folder, case.data, bundle, need, least)
+        with pytest.raises(Misconfigured, match=f"about {70 * times} MiB there") as found:
+            check_spool_room(case.folder, case.data, bundle, need, least - 1)
+        assert found.value.name == Mistake.SPOOL.value.name
+    (case.data / "train.jsonl").rename(case.data / "packed")
+    (case.data / "train.jsonl.gz").write_bytes(bytes(20 << 20))
+    with pytest.raises(Misconfigured, match="about 200 MiB there"):
+        check_spool_room(case.folder, case.data, None, disk_need(case.folder, 2, None), 64 << 20)
 
 
 async def test_the_data_card_is_shown_and_held_out_questions_that_training_has_are_a_notice(case: Case) -> None:

@@ -17,7 +17,7 @@ from lorica.simulation.forecast.estimate import SiloCounts, SiloTimes, estimate
 from lorica_security.errors import IntegrityError, LoricaError, StateError, StorageError
 from lorica_security.identifiers import SiloName
 from silo_agent.commands.plan_review import unusual
-from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk
+from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk, disk_need
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.device import DeviceSettings
@@ -408,13 +408,13 @@ def test_what_people_hear_before_they_approve_it_and_how_much_room_it_takes(tmp_
     assert line.startswith('[training] drift_correction = "scaffold": this silo keeps the sum of its deltas on disk')
     folder = SiloFolder(tmp_path)
     vector = corrected.layout.total_bytes
-    said = check_disk(folder, 2, corrected, 1 << 40)
-    assert said.endswith("for control states, which are as private as records")
-    assert "control" not in check_disk(folder, 2, plain, 1 << 40)
+    need = disk_need(folder, 2, corrected)
+    assert check_disk(folder, need, 1 << 40).endswith("for control states, which are as private as records")
+    assert "control" not in check_disk(folder, disk_need(folder, 2, plain), 1 << 40)
     least = FREE_BYTES + vector * (2 + 1 + 3)
-    check_disk(folder, 2, corrected, least)
+    check_disk(folder, need, least)
     with pytest.raises(LoricaError, match="are needed"):
-        check_disk(folder, 2, corrected, least - 1)
+        check_disk(folder, need, least - 1)
 
 
 def test_the_forecast_counts_one_vector_more_at_a_silo() -> None:

@@ -116,6 +116,13 @@ try:
         spool.append(bytes(1 << 20))
 except StorageError as error:
     print(len(os.listdir("/proc/self/fd")) - before, error)
+other = os.open(Path(sys.argv[1]) / "of somebody else", os.O_RDWR | os.O_CREAT)  # has the number that was freed
+for further in (lambda: spool.append(bytes(2 << 20)), spool.finish):
+    try:
+        further()
+    except StorageError as error:
+        print(error)
+print(os.fstat(other).st_size)
 """
 
 
@@ -124,10 +131,13 @@ def test_a_disk_that_takes_no_more_is_named_and_gets_its_room_back(tmp_path: Pat
     said = subprocess.run(
         [sys.executable, "-c", _FULL, str(tmp_path)], capture_output=True, text=True, check=True, env=os.environ
     ).stdout
-    left, _, error = said.partition(" ")
+    first, *refused, written = said.splitlines()
+    left, _, error = first.partition(" ")
     assert left == "0", "the file is closed, so that its blocks are free"
     assert error.startswith(f"the lines of train.jsonl do not fit into memory, and {tmp_path} could not take them (")
     assert "free some space there" in error
+    assert refused == [f"the lines of train.jsonl were not taken whole by {tmp_path}: read them anew"] * 2
+    assert written == "0"
 
 
 def test_a_disk_that_does_not_give_a_record_back_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:

@@ -226,6 +226,13 @@ class Mistake(Enum):
         "the folder's disk has no room for models, the update, and under masks its masked copy",
         "free some space",
     )
+    SPOOL = Misconfiguration(
+        "spool-small",
+        "disk for lines",
+        "memory does not hold this silo's lines and their tokens, and beside its models the folder's disk has no room "
+        "for them",
+        "free some space: lines and tokens take twice the room of the lines, those of a ByT5 five times",
+    )
     DEVICE = Misconfiguration(
         "device-missing",
         "device",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from lorica_security.console.preflight import Check, Checks, meaning
+from lorica_security.console.preflight import Check, Checks, Outcome, meaning
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.check.connection_checks import (
@@ -41,6 +41,8 @@ from silo_agent.edges.check.machine_checks import (
     check_free_memory,
     check_jail,
     check_metrics_port,
+    check_spool_room,
+    disk_need,
 )
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.check.rules_check import (
@@ -63,6 +65,7 @@ from silo_wire.plans.plan import Plan, PlanBundle
 RECORD = "what people decided"
 LOSSES = "losses of a round"
 CUT = "what the plan cuts"
+LINES_ON_DISK = "disk for lines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +153,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     if settings is None:
         checks.skip(
             "disk",
+            LINES_ON_DISK,
             "device",
             "metrics port",
             "data",
@@ -162,22 +166,24 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         )
         return checks.done
     given = settings
+    not_enrolled = "" if enrolled else "the silo's files cannot be used"
+    need = disk_need(folder, given.storage.models_kept, bundle, own_models=given.personal.method != "none")
+    await run("disk", lambda: check_disk(folder, need, ground.free_disk(folder.root)), unless=not_enrolled)
     await run(
-        "disk",
-        lambda: check_disk(
-            folder,
-            given.storage.models_kept,
-            bundle,
-            ground.free_disk(folder.root),
-            own_models=given.personal.method != "none",
-        ),
-        unless="" if enrolled else "the silo's files cannot be used",
+        LINES_ON_DISK,
+        lambda: check_spool_room(folder, Path(given.data.folder), bundle, need, ground.free_disk(folder.root)),
+        unless=not_enrolled or ("" if given.data.folder else "no data folder is given"),
     )
+    no_room = checks.done[-1].outcome is Outcome.FAILED
     await run("device", lambda: check_device(given.training.device))
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
     read_for = None if bundle is None else bundle.plan
-    data = await run("data", lambda: check_data(sources, Path(given.data.folder), read_for, silo))
+    data = await run(
+        "data",
+        lambda: check_data(sources, Path(given.data.folder), read_for, silo),
+        unless="the disk has no room for its lines" if no_room else "",
+    )
     if data:
         await asyncio.to_thread(check_splits, checks, sources)
     without_plan = "they are counted in the data" if not data else "no plan was offered yet" if bundle is None else ""

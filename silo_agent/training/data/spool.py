@@ -113,10 +113,13 @@ class Spool:
         self._buffer = bytearray()
         self._size = 0
         self._file: int | None = None
+        self._failed = False
         self._closing: weakref.finalize[[int], Spool] | None = None
 
     def append(self, record: bytes) -> None:
-        """Raises StorageError where the disk has no room; what was written is given back to it then."""
+        """Raises StorageError where the disk has no room; what was written is given back to it then, and nothing more
+        can be appended."""
+        self._require_whole()
         if len(record) > MOST_RECORD_BYTES:
             raise StorageError(f"{self._what}: one has {len(record)} bytes, more than {MOST_RECORD_BYTES}: shorten it")
         if len(self._lengths) % _GROUP == 0:
@@ -128,13 +131,19 @@ class Spool:
             self._write()
 
     def finish(self) -> Records:
-        """Nothing can be appended any more."""
+        """Nothing can be appended any more. Raises StorageError, also for a spool that failed before."""
+        self._require_whole()
         if self._file is None:
             return Records(self._lengths, self._begins, self._buffer, self._what)
         self._write()
         assert self._closing is not None
         self._closing.detach()
         return Records(self._lengths, self._begins, self._file, f"{self._what} in {self._folder}")
+
+    def _require_whole(self) -> None:
+        """The number of a descriptor that is closed may be another file's by now."""
+        if self._failed:
+            raise StorageError(f"{self._what} were not taken whole by {self._folder}: read them anew")
 
     @property
     def _folder(self) -> Path:
@@ -149,6 +158,7 @@ class Spool:
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
+            self._failed = True
             if self._closing is not None:
                 self._closing()
             raise StorageError(

@@ -241,6 +241,12 @@ def read_splits(
     )
 
 
+def split_paths(folder: Path) -> tuple[Path, ...]:
+    """The files of the splits that are there, packed or not."""
+    names = [f"{split}.jsonl{packed}" for split in SPLITS for packed in ("", ".gz")]
+    return tuple(path for path in (folder / name for name in names) if path.is_file())
+
+
 def first_keys(folder: Path) -> Set[str]:
     """The keys of the first line of train that is not blank; none where there is no such line."""
     path = _one_of(folder, "train.jsonl", "train.jsonl.gz")
