@@ -33,6 +33,8 @@ SHOWN = RecordedPlan(
     rounds=10,
     score="exact match",
     shows_single_silos=True,
+    newest_round=3,
+    deletions=0,
 )
 HIDDEN = replace(SHOWN, shows_single_silos=False)
 _TEMPLATES = Environment(
@@ -116,9 +118,8 @@ def standing(**changes: Any) -> Standing:
 def recorded(rows: Sequence[RoundRow], plan: RecordedPlan = SHOWN, *, settled: int = 0) -> PlanHistory:
     """The history of a plan with these rows, the first `settled` of which are kept and not read again."""
     book = _Book(single=plan.shows_single_silos)
-    for one in rows[:settled]:
-        book.add(one)
-    return _history(plan, book, tuple(rows[settled:]))
+    book.settle(book.shown(rows[:settled]), through=settled)
+    return _history(plan, book, tuple(rows[settled:]), read=True)
 
 
 def view(
@@ -156,7 +157,7 @@ def everything(of: PageView, histories: Sequence[PlanHistory], rows: Sequence[Se
     for history, of_plan in zip(histories, rows, strict=True):
         plan = history.plan
         answers[f"/curves/{plan.digest}"] = curves_json(plan, history.silos, history.curves)
-        answers[f"/log/{plan.digest}"] = log.render(view=of, plan=plan, lines=history.lines[::-1]).encode()
+        answers[f"/log/{plan.digest}"] = log.render(view=of, plan=plan, lines=history.lines[::-1], read=True).encode()
         for number in sorted({one.round for one in of_plan}):
             attempts = [one for one in reversed(of_plan) if one.round == number]
             entries = round_entries(attempts, single=plan.shows_single_silos)

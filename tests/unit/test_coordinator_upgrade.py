@@ -81,6 +81,8 @@ def test_an_old_database_is_refused_until_it_is_upgraded_and_nothing_of_it_is_lo
     after = rows(old)
     assert after.pop("silos") == [(*row, "", "", None) for row in before["silos"]]
     assert after.pop("release_groups") == after.pop("masked_events") == []
+    assert after.pop("plans") == [(*row, 0) for row in before.pop("plans")]
+    assert after.pop("rounds") == [(*row, len(before["evaluations"])) for row in before.pop("rounds")]
     assert after.pop("machine") == [(1, STATE_VERSION, *row[2:], 0) for row in before.pop("machine")]
     assert after == {name: content for name, content in before.items() if name != "silos"}
     with closing(SqlRoundStore(old, FEDERATION)) as store:
@@ -151,6 +153,8 @@ def test_a_masked_attempt_under_way_goes_on_after_the_upgrade_and_on_the_way_bac
         database.execute("UPDATE machine SET version = 4, state = ?", (json.dumps(text),))
         database.execute("ALTER TABLE machine DROP COLUMN events")
         database.execute("DROP TABLE masked_events")
+        database.execute("ALTER TABLE rounds DROP COLUMN scored")
+        database.execute("ALTER TABLE plans DROP COLUMN deletions")
         database.execute("UPDATE alembic_version SET version_num = '0008'")
         database.execute("UPDATE schema SET version = 8")
         database.commit()
@@ -245,7 +249,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     assert one(path, "SELECT count(*) FROM sqlite_master") == 1
 
 
-@pytest.mark.parametrize("to", ["0003", "0010", "5", "head", "", "+1"])
+@pytest.mark.parametrize("to", ["0003", "0011", "5", "head", "", "+1"])
 def test_a_revision_that_is_none_is_refused(old: Path, to: str) -> None:
     with pytest.raises(ConfigurationError, match="is no revision from 0004 to"):
         upgrade(old, now=NOW, to=to)

@@ -5,13 +5,16 @@ import shutil
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lorica.bench.made_rounds import FEDERATION, MadePlan, add_rounds, begin, database_of, fill, make_folder, silo_names
 from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from lorica_coordinator.edges.status_page.histories import Histories
+from lorica_coordinator.edges.status_page import page
+from lorica_coordinator.edges.status_page.curves import curves_json
+from lorica_coordinator.edges.status_page.histories import Histories, PlanHistory
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.plans.plan_shelf import PlanShelf
 from lorica_coordinator.service.callers.lookers import RecordedPlan
@@ -161,8 +164,7 @@ async def test_rounds_are_read_in_ranges(folder: CoordinatorFolder) -> None:
         assert await at.service.rounds_of(plan, since=3) == whole[2:]
         assert (await at.service.rounds(last=1)) == whole[3:]
         assert await at.service.rounds_of(plan, since=9) == ()
-        assert await at.service.newest_round_of(plan) == ROUNDS[-1]
-        assert await at.service.details_of(plan, through=2) == 2 * 2 * len(NAMES)
+        assert [one.newest_round for one in await at.service.recorded_plans()] == [ROUNDS[-1]] * 4
 
 
 async def test_the_page_tells_of_a_covered_plan_nothing_that_its_records_have(folder: CoordinatorFolder) -> None:
@@ -177,6 +179,52 @@ async def test_the_page_tells_of_a_covered_plan_nothing_that_its_records_have(fo
             assert told == [plan.shows_single_silos] * 2, plan.name
             assert b"clinic-001" in pages[1]  # that it took part
         assert {plan.name for plan in plans if not plan.shows_single_silos} == {"covered", "noised"}
+
+
+async def test_log_and_curves_of_a_plan_are_made_once_of_each_look(
+    folder: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And curves no more often than there is something new: however many ask, on whatever path."""
+    made: list[str] = []
+
+    def curves(plan: RecordedPlan, *rest: Any) -> bytes:
+        made.append(plan.name)
+        return curves_json(plan, *rest)
+
+    async def of(histories: Histories, plan: RecordedPlan) -> PlanHistory:
+        made.append("looked at")
+        return await looked_at(histories, plan)
+
+    looked_at = Histories.of
+    monkeypatch.setattr(Histories, "of", of)
+    monkeypatch.setattr(page, "curves_json", curves)
+    async with running(folder) as at:
+        assert at.serving.page is not None
+        ask = partial(get, at.serving.page.port)
+        plans = await at.service.recorded_plans()
+        paths = [f"/{what}/{plans[-1].digest}" for what in ("curves", "log")]
+        monkeypatch.setattr(page, "FRESH_S", 1e9)
+        first = [await ask(path) for path in paths]
+        assert [await ask(path) for path in paths] == first
+        assert made == ["looked at", "present", "looked at"]
+        monkeypatch.setattr(page, "FRESH_S", 0.0)
+        made.clear()
+        assert [await ask(paths[0]) for _ in range(3)] == [first[0]] * 3
+        assert made == ["looked at"] * 3
+        add_rounds(folder.root / "state" / "state.sqlite", plans[-1].digest, [5], NAMES, begun=time.time())
+        grown = await ask(paths[0])
+        assert len(grown) > len(first[0])
+        monkeypatch.setattr(page, "MOST_CURVES", 2)
+        made.clear()
+        for plan in (*plans, *plans):
+            await ask(f"/curves/{plan.digest}")
+        assert [name for name in made if name != "looked at"] == [plan.name for plan in (*plans, *plans)]
+        monkeypatch.setattr(page, "MOST_CURVES_BYTES", len(grown) // 2)  # larger than all that may be kept
+        made.clear()
+        earlier = next(plan for plan in plans if plan.name == "open")
+        for _ in range(2):
+            await ask(f"/curves/{earlier.digest}")
+        assert [name for name in made if name != "looked at"] == ["open", "open"]
 
 
 async def get(port: int, path: str) -> bytes:

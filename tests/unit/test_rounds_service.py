@@ -158,6 +158,7 @@ async def test_two_silos_two_rounds_from_invitation_to_finished(folder: Path) ->
                 (2, 1, "applied"),
             ]
             assert [row.macro_exact_match for row in rows] == [pytest.approx(0.6)] * 3
+            assert [row.scored for row in rows] == [2] * 3
             assert finished.final_model == rows[2].model
             assert finished.best_model == rows[2].model  # all are equally good: the latest counts
 
@@ -443,7 +444,7 @@ async def test_a_round_beyond_the_plans_last_is_named_as_the_closing_one(
         (row,) = await at_work.service.rounds()
         assert row.detail == ""
         rows = [replace(row, round=2), replace(row, round=3), replace(row, round=3, detail="too late")]
-        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last, since, until: tuple(rows))
+        monkeypatch.setattr(at_work.store, "rounds", lambda plan, last, since, until, attempts: tuple(rows))
         assert [it.detail for it in await at_work.service.rounds()] == [
             "",
             "closing round, in which nobody trains",

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,17 @@ from lorica.bench.made_rounds import add_rounds, enrol
 from lorica_coordinator.edges.database import round_history
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.status_page import histories
-from lorica_coordinator.edges.status_page.curves import all_plans_json, curves_json, point_json, point_of, silos_json
+from lorica_coordinator.edges.status_page.curves import (
+    Pieces,
+    all_plans_json,
+    curves_json,
+    point_json,
+    point_of,
+    silos_json,
+)
 from lorica_coordinator.edges.status_page.estimate import LONGEST_S, Opening, seconds_left
 from lorica_coordinator.edges.status_page.histories import ATTEMPTS_LISTED, ROUNDS_LISTED, Histories, PlanHistory
+from lorica_coordinator.edges.status_page.rounds_log import RoundLine, round_line
 from lorica_coordinator.service.callers.lookers import RecordedPlan
 from lorica_coordinator.service.records import RoundRow, SiloRow
 from lorica_coordinator.service.views.disclosure import of_all_silos
@@ -42,8 +51,7 @@ def test_a_figure_that_is_none_is_no_figure_of_a_chart() -> None:
 def test_a_silo_keeps_its_column_when_others_join() -> None:
     book = histories._Book(single=True)
     late, first = SiloName("a-late-one"), row(1)
-    book.add(first)
-    book.add(row(2, silos=(*first.silos, replace(first.silos[0], silo=late))))
+    book.settle(book.shown([first, row(2, silos=(*first.silos, replace(first.silos[0], silo=late)))]), through=2)
     told = json.loads(curves_json(SHOWN, book.silos, book.curves))
     assert told["silos"] == [*NAMES, late]
     assert [len(piece[1]) for piece in told["rounds"]] == [3, 4]
@@ -122,7 +130,13 @@ class OneStore:
     read: int = 0
 
     async def recorded_plans(self) -> tuple[RecordedPlan, ...]:
-        return tuple(self.plans)
+        known = {plan.digest: plan for plan in self.store.plans()}
+        return tuple(
+            replace(plan, newest_round=it.newest_round, deletions=it.deletions)
+            if (it := known.get(plan.digest)) is not None
+            else replace(plan, newest_round=None)
+            for plan in self.plans
+        )
 
     async def rounds_of(
         self, plan: Digest, *, since: int = 0, until: int | None = None, attempts: int = 0
@@ -131,12 +145,6 @@ class OneStore:
         self.read += len(rows)
         shown = next(one.shows_single_silos for one in self.plans if one.digest == plan)
         return rows if shown else tuple(map(of_all_silos, rows))
-
-    async def newest_round_of(self, plan: Digest) -> int | None:
-        return self.store.newest_round(plan)
-
-    async def details_of(self, plan: Digest, *, through: int) -> int:
-        return self.store.details_of(plan, through)
 
 
 OTHER = replace(SHOWN, digest=Digest("cd" * 32), name="before", present=False)
@@ -156,7 +164,8 @@ def three_silos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def put_plans(path: Path, *plans: RecordedPlan) -> None:
     with sqlite3.connect(path) as database:
         for plan in plans:
-            database.execute("INSERT INTO plans VALUES (?, ?, ?)", (plan.digest, plan.name, plan.begun_unix_s))
+            values = (plan.digest, plan.name, plan.begun_unix_s)
+            database.execute("INSERT INTO plans (digest, name, begun_at) VALUES (?, ?, ?)", values)
 
 
 @pytest.fixture
@@ -179,7 +188,7 @@ async def test_only_what_is_new_is_read_again(at: tuple[OneStore, Path]) -> None
     records, path = at
     looks = Histories(records)
     before, present = await looks.look()
-    assert [len(one.points) for one in (before, present)] == [12, 30]
+    assert [len(one.pieces) for one in (before, present)] == [12, 30]
     records.read = 0
     assert await looks.look() == (before, present)
     assert records.read == ROUNDS_LISTED
@@ -187,7 +196,7 @@ async def test_only_what_is_new_is_read_again(at: tuple[OneStore, Path]) -> None
     records.read = 0
     _, grown = await looks.look()
     assert records.read == ROUNDS_LISTED + 1  # the one that is settled by now
-    assert grown.points[:-1] == present.points
+    assert list(grown.pieces)[:-1] == list(present.pieces)
     assert grown.version != present.version
     assert (await whole(records))[1] == grown  # who reads everything finds the same
 
@@ -249,16 +258,48 @@ async def test_no_silo_is_read_of_an_attempt_that_is_left_out(
     assert len(made) == 2 * len(NAMES)
 
 
-async def test_earlier_plans_are_read_one_at_a_look(at: tuple[OneStore, Path]) -> None:
-    records, path = at
-    third = replace(OTHER, digest=Digest("ef" * 32), name="the first")
-    put_plans(path, third)
-    add_rounds(path, third.digest, range(1, 4), NAMES, begun=NOW - 90 * 330)
+async def test_no_look_reads_more_than_so_many_settled_rounds(
+    at: tuple[OneStore, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plan with thousands of rounds, or of many plans: the next look goes on, the newest rounds are there at once,
+    and nobody waits in line for all of it."""
+    monkeypatch.setattr(histories, "ROUNDS_AT_A_LOOK", 10)
+    records, _ = at
     without_rounds = replace(OTHER, digest=Digest("01" * 32), name="begun, and replaced")
-    records.plans = [third, OTHER, without_rounds, SHOWN]
+    records.plans = [OTHER, without_rounds, SHOWN]
     looks = Histories(records)
-    assert [one.read for one in await looks.look()] == [False, True, True, True]
-    assert [one.read for one in await looks.look()] == [True, True, True, True]
+    read, versions = [], set()
+    for _ in range(4):
+        records.read = 0
+        found = await looks.look()
+        assert records.read <= 10 + ROUNDS_LISTED
+        read.append([one.read for one in found])
+        versions.add(found[-1].version)
+        assert [line.round for line in found[-1].lines][-ROUNDS_LISTED:] == list(range(23, 31))
+        assert found[-1].summary.newest is not None
+        assert found[-1].summary.newest.round == 30
+    assert read == [[False, True, False], [False, True, False], [False, True, True], [True, True, True]]
+    assert len(versions) == 3
+    monkeypatch.undo()
+    assert found == await Histories(records).look()
+    monkeypatch.setattr(histories, "ROUNDS_AT_A_LOOK", 10)
+    assert [len((await looks.of(found[-1].plan)).pieces) for _ in range(2)] == [30, 30]
+
+
+async def test_rounds_become_words_and_numbers_beside_the_event_loop(
+    at: tuple[OneStore, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, _ = at
+    threads = set()
+
+    def line(*of: Any, **how: Any) -> RoundLine:
+        threads.add(threading.current_thread())
+        return round_line(*of, **how)
+
+    monkeypatch.setattr(histories, "round_line", line)
+    await Histories(records).look()
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_what_was_deleted_of_single_silos_is_not_shown_from_memory(at: tuple[OneStore, Path]) -> None:
@@ -272,13 +313,35 @@ async def test_what_was_deleted_of_single_silos_is_not_shown_from_memory(at: tup
     gone = [all(value is None for column in one for value in column) for one in figures]
     assert gone[:14] == [True] * 14
     assert not any(gone[16:])
-    assert forgotten.points == kept.points  # sums and averages stay
+    assert forgotten.pieces == kept.pieces  # sums and averages stay
     assert forgotten.version != kept.version
     before, _ = await looks.look()
-    assert json.loads(curves_json(before.plan, *of(await looks.of(OTHER))))["silos"] == []
+    assert json.loads(curves_json(before.plan, *of(before)))["silos"] == []
 
 
-def of(history: PlanHistory) -> tuple[tuple[SiloName, ...], tuple[str, ...]]:
+@pytest.mark.parametrize(("scored", "shown"), [(3, True), (2, False), (None, False)])
+async def test_means_of_a_plan_that_hides_silos_stay_when_details_are_deleted(
+    at: tuple[OneStore, Path], scored: int | None, shown: bool
+) -> None:
+    """Over as many silos as may be summed, and no fewer; of records from before it was written down nobody knows."""
+    records, path = at
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE rounds SET scored = ?", (scored,))
+    records.plans = [replace(plan, shows_single_silos=False) for plan in records.plans]
+    before = await whole(records)
+    looks = Histories(records)
+    kept = await looks.look()
+    assert kept == before
+    records.store.forget_details(NOW)
+    forgotten = await looks.look()
+    for one, other in zip(kept, forgotten, strict=True):
+        assert one.version != other.version
+        with_means = [json.loads(piece)[1] is not None for piece in other.pieces]
+        assert with_means == [shown] * len(one.pieces)
+        assert (list(one.pieces) == list(other.pieces)) == (shown or scored == 2)
+
+
+def of(history: PlanHistory) -> tuple[tuple[SiloName, ...], Pieces]:
     return history.silos, history.curves
 
 
@@ -291,7 +354,7 @@ async def test_a_plan_that_comes_to_hide_single_silos_loses_what_was_kept(at: tu
     for _ in range(2):
         histories_now = await looks.look()
     for history in histories_now:
-        assert (history.silos, history.curves) == ((), ())
+        assert (history.silos, list(history.curves)) == ((), [])
         assert [note for line in history.lines for note in line.notes] == []
 
 
@@ -301,8 +364,8 @@ async def test_a_plan_that_was_left_is_read_to_its_end(at: tuple[OneStore, Path]
     await looks.look()
     records.plans = [replace(SHOWN, present=False), replace(OTHER, present=True)]
     left, now_present = (await looks.look())[0], (await looks.look())[1]
-    assert (len(left.points), left.newest) == (30, ())
-    assert (len(now_present.points), len(now_present.newest)) == (12, ROUNDS_LISTED)
+    assert (len(left.pieces), left.newest) == (30, ())
+    assert (len(now_present.pieces), len(now_present.newest)) == (12, ROUNDS_LISTED)
 
 
 async def test_the_oldest_plans_are_counted(at: tuple[OneStore, Path]) -> None:

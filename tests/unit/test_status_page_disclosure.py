@@ -173,7 +173,7 @@ def test_no_curve_has_a_series_a_name_or_a_length_of_silos_that_are_covered(
     def curves(of: Sequence[Recorded]) -> list[tuple[str, bytes, tuple[str, ...]]]:
         histories: list[PlanHistory] = [recorded(one.rows, one.plan, settled=one.settled) for one in of]
         return [
-            (it.version, curves_json(it.plan, it.silos, it.curves), it.pieces)
+            (it.version, curves_json(it.plan, it.silos, it.curves), tuple(it.pieces))
             for it in histories
             if not it.plan.shows_single_silos
         ]

@@ -1,6 +1,8 @@
 """What the page says, from rows as the service gives them: words, what must not be shown, markup, links."""
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
@@ -11,7 +13,7 @@ import pytest
 from lorica.documentation.runbook_page import runbook_html
 from lorica_coordinator.edges.server.gate import DEFECT, Refusal
 from lorica_coordinator.edges.status_page import runbook
-from lorica_coordinator.edges.status_page.curves import curves_json
+from lorica_coordinator.edges.status_page.curves import Pieces, curves_json
 from lorica_coordinator.edges.status_page.refusals import KEPT, STRANGER, RecentRefusals
 from lorica_coordinator.edges.status_page.rounds_log import PARTS_LISTED, SiloPart
 from lorica_coordinator.plans.presets import preset
@@ -121,7 +123,30 @@ def test_an_attempt_that_was_abandoned_gives_no_figures() -> None:
     assert [entry.line.outcome for entry in shown.entries] == ["abandoned", "applied", "applied"]
     assert shown.scored_round == "2"
     assert "too few updates" in rendered(shown)
-    assert [point.round for point in recorded([row(1), row(2), gone]).points] == [1, 2]
+    assert [json.loads(piece)[0] for piece in recorded([row(1), row(2), gone]).pieces] == [1, 2]
+
+
+def test_who_only_told_a_score_was_not_asked_for_an_update() -> None:
+    scored_alone = replace(row(1).silos[0], silo=SiloName("zeta"), outcome="evaluated", examples=0)
+    late = replace(row(1).silos[0], silo=SiloName("late"), outcome="late", examples=0)
+    lines = [
+        entry.line.silos
+        for entry in view([row(1, silos=()), row(2, silos=(*row(1).silos, late, scored_alone))]).entries
+    ]
+    assert lines == ["3 of 4", ""]  # of the older one the records have deleted who
+
+
+def test_a_look_goes_over_no_round_but_the_newest() -> None:
+    """However many rounds a plan has: what the event loop does is the same."""
+
+    class Untouched(Pieces):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("a look goes over rounds that are settled")
+
+    history = recorded([row(number) for number in range(1, 13)], settled=4)
+    untouched = Untouched(["[1]"] * 12, 12)
+    shown = view(histories=[replace(history, pieces=untouched, curves=untouched)])
+    assert (shown.scored_round, shown.plans[0].best) == ("12", "59.0% (round 1)")
 
 
 def test_everything_a_silo_brought_is_shown_where_it_may_be() -> None:
@@ -180,7 +205,7 @@ def test_of_masked_and_private_plans_nothing_of_single_silos_is_on_the_page(mask
     rows = [of_all_silos(row(number, masked=masked)) for number in (1, 2, 3)]
     assert_nothing_of_single_silos(rows)
     history = recorded(rows, HIDDEN)
-    assert [point.weight_sum for point in history.points] == [None if masked is None else 511.25] * 3
+    assert [json.loads(piece)[3] for piece in history.pieces] == [None if masked is None else 511.25] * 3
     assert "61.3%" in rendered(view(rows, plan=HIDDEN))  # the mean over three
 
 
@@ -197,7 +222,7 @@ def assert_nothing_of_single_silos(rows: list[RoundRow]) -> None:
         assert figure not in text, figure
     for name in NAMES:
         assert name not in curves
-    assert (history.silos, history.curves) == ((), ())
+    assert (history.silos, list(history.curves)) == ((), [])
     for entry in view(rows, plan=HIDDEN).entries:
         assert entry.parts == tuple(SiloPart(silo=name, outcome="committed", detail="") for name in NAMES)
     assert "Progress of" not in text

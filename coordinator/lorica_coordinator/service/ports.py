@@ -313,12 +313,6 @@ class RoundStore(Protocol):
     def plans(self) -> tuple[BegunPlan, ...]:
         """Every plan that was ever begun."""
 
-    def newest_round(self, plan: Digest) -> int | None:
-        """The largest number of a round of this plan; None where none was opened."""
-
-    def details_of(self, plan: Digest, through: int) -> int:
-        """How many updates and scores of single silos are kept of the plan's rounds up to `through`."""
-
     def rounds(
         self, plan: Digest, last: int, since: int = 0, until: int | None = None, attempts: int = 0
     ) -> tuple[RoundRow, ...]:

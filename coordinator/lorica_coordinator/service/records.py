@@ -36,12 +36,17 @@ class EnrolledSilo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunPlan:
-    """A plan in the records; `active_unix_s` is when it was begun, or its last round was closed."""
+    """A plan in the records; `active_unix_s` is when it was begun, or its last round was closed.
+
+    `newest_round` is None where none was opened; `deletions` counts how often details of its rounds were deleted.
+    """
 
     digest: Digest
     name: str
     begun_unix_s: float
     active_unix_s: float
+    newest_round: int | None
+    deletions: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +133,8 @@ class RoundRow:
     closing one.
 
     `model` is the one that the round made, or started from while it has made none. Averages are of exact match, 0 to 1,
-    None where nothing was evaluated; under secure aggregation silos have neither weights nor scores, and `masked` says
-    what their sum does.
+    None where nothing was evaluated; `scored` says of how many silos, None where nobody knows. Under secure aggregation
+    silos have neither weights nor scores, and `masked` says what their sum does.
     """
 
     round: int
@@ -144,6 +149,7 @@ class RoundRow:
     silos: tuple[SiloRow, ...]
     macro_exact_match: float | None
     micro_exact_match: float | None
+    scored: int | None = None
 
     @property
     def without_weight(self) -> tuple[SiloName, ...]:

@@ -150,6 +150,7 @@ def add_rounds(
                 **(_MASKED if masked else {}),
                 "macro_exact_match": None if masked else mean,
                 "micro_exact_match": mean,
+                "scored": None if masked else len(names),
             }
         )
         for index, name in enumerate(names):

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, Subquery, and_, func, or_, select
 
-from lorica_coordinator.edges.database.round_tables import evaluations, rounds, updates
-from lorica_coordinator.service.records import COMPLETED, MaskedTotals, RoundRow, SiloRow
+from lorica_coordinator.edges.database.round_tables import evaluations, plans, rounds, updates
+from lorica_coordinator.service.records import COMPLETED, BegunPlan, MaskedTotals, RoundRow, SiloRow
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
@@ -37,16 +37,24 @@ _OF_SCORE: Final = (
 )
 
 
-def newest_round(connection: Connection, plan: Digest) -> int | None:
-    return connection.execute(select(func.max(rounds.c.round)).where(rounds.c.plan == plan)).scalar()
-
-
-def count_details(connection: Connection, plan: Digest, through: int) -> int:
-    return sum(
-        connection.execute(
-            select(func.count()).select_from(table).where(table.c.plan == plan, table.c.round <= through)
-        ).scalar_one()
-        for table in (updates, evaluations)
+def read_plans(connection: Connection) -> tuple[BegunPlan, ...]:
+    """As RoundStore.plans; of each plan no more rounds are looked at than its newest, and those that are open."""
+    of_plan = select(rounds).where(rounds.c.plan == plans.c.digest).correlate(plans)
+    newest_first = rounds.c.round.desc(), rounds.c.attempt.desc()
+    newest = of_plan.with_only_columns(rounds.c.round).order_by(*newest_first).limit(1)
+    closed = of_plan.with_only_columns(rounds.c.closed_at).where(rounds.c.closed_at.is_not(None))
+    closed = closed.order_by(*newest_first).limit(1)
+    columns = newest.scalar_subquery().label("newest"), closed.scalar_subquery().label("closed")
+    return tuple(
+        BegunPlan(
+            digest=Digest(row.digest),
+            name=row.name,
+            begun_unix_s=row.begun_at,
+            active_unix_s=max(row.begun_at, row.closed or 0.0),
+            newest_round=row.newest,
+            deletions=row.deletions,
+        )
+        for row in connection.execute(select(plans, *columns))
     )
 
 
@@ -153,4 +161,5 @@ def _round_of(row: Row[Any], trained: Sequence[SiloRow], scores: _Scores, scored
         silos=(*trained, *further),
         macro_exact_match=row.macro_exact_match,
         micro_exact_match=row.micro_exact_match,
+        scored=row.scored,
     )

@@ -164,6 +164,7 @@ def _score(connection: Connection, record: EvaluationAccepted, at: float) -> Non
 def _average(connection: Connection, record: EvaluationClosed, at: float) -> None:
     averages = {
         "macro_exact_match": record.macro,
+        "scored": len(record.reports) if record.scores is None else None,
         "micro_exact_match": None if record.score is None else record.score.micro_average,
     }
     if record.key.round == 0:

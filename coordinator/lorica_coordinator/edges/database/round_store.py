@@ -83,6 +83,8 @@ _log = structlog.get_logger(__name__)
 _MACHINE_ID = 1
 _FULL = "disk is full"
 """What SQLite says of SQLITE_FULL."""
+_DETAILS = (updates, evaluations)
+"""Tables of what single silos sent and scored."""
 
 
 class SqlRoundStore:
@@ -415,18 +417,8 @@ class SqlRoundStore:
             return connection.execute(select(rounds.c.round).where(rounds.c.plan == plan).limit(1)).first() is not None
 
     def plans(self) -> tuple[BegunPlan, ...]:
-        closed = select(rounds.c.plan, func.max(rounds.c.closed_at).label("at")).group_by(rounds.c.plan).subquery()
-        query = select(plans, closed.c.at).outerjoin(closed, closed.c.plan == plans.c.digest)
         with self._transaction() as connection:
-            return tuple(
-                BegunPlan(
-                    digest=Digest(row.digest),
-                    name=row.name,
-                    begun_unix_s=row.begun_at,
-                    active_unix_s=max(row.begun_at, row.at or 0.0),
-                )
-                for row in connection.execute(query)
-            )
+            return round_history.read_plans(connection)
 
     def count_details(self, before: float) -> int:
         """Updates and scores of single silos, of rounds that were closed before this instant."""
@@ -435,13 +427,16 @@ class SqlRoundStore:
                 connection.execute(
                     select(func.count()).select_from(table).where(_closed_before(table, before))
                 ).scalar_one()
-                for table in (updates, evaluations)
+                for table in _DETAILS
             )
 
     def forget_details(self, before: float) -> None:
-        """Delete what `count_details` counts; the rounds stay, with their sums and averages."""
+        """Delete what `count_details` counts; the rounds stay, with their sums and averages, and each plan that it was
+        of has one more of its deletions."""
         with self._transaction() as connection:
-            for table in (updates, evaluations):
+            lose = or_(*(plans.c.digest.in_(select(it.c.plan).where(_closed_before(it, before))) for it in _DETAILS))
+            connection.execute(update(plans).where(lose).values(deletions=plans.c.deletions + 1))
+            for table in _DETAILS:
                 connection.execute(delete(table).where(_closed_before(table, before)))
 
     def signed_model(self, plan: Digest, model: Digest) -> SignedModel | None:
@@ -469,14 +464,6 @@ class SqlRoundStore:
                 RoundKey(federation=self._federation, plan=Digest(row.plan), round=row.round, attempt=row.attempt)
                 for row in connection.execute(query)
             )
-
-    def newest_round(self, plan: Digest) -> int | None:
-        with self._transaction() as connection:
-            return round_history.newest_round(connection, plan)
-
-    def details_of(self, plan: Digest, through: int) -> int:
-        with self._transaction() as connection:
-            return round_history.count_details(connection, plan, through)
 
     def rounds(
         self, plan: Digest, last: int, since: int = 0, until: int | None = None, attempts: int = 0

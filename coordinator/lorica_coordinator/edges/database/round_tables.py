@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0009"
+TABLES_REVISION = "0010"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -95,6 +95,7 @@ plans = Table(
     Column("digest", String(64), primary_key=True),
     Column("name", String(63), nullable=False),
     Column("begun_at", Float, nullable=False),
+    Column("deletions", Integer, nullable=False, default=0, server_default="0"),  # how often details of it were deleted
 )
 
 rounds = Table(
@@ -114,6 +115,7 @@ rounds = Table(
     Column("coordinates", Integer),
     Column("macro_exact_match", Float),
     Column("micro_exact_match", Float),
+    Column("scored", Integer),  # of how many silos macro_exact_match is the mean
 )
 
 updates = Table(

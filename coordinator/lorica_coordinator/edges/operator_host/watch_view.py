@@ -94,7 +94,8 @@ def _rounds(records: Sequence[operator_pb2.RoundRecord], score: str) -> Table:
         table.add_row(
             f"{record.round}.{record.attempt}",
             record.outcome,
-            f"{sum(silo.outcome == 'committed' for silo in record.silos)} of {len(record.silos)}"
+            f"{sum(silo.outcome == 'committed' for silo in record.silos)} of "
+            f"{sum(silo.outcome != 'evaluated' for silo in record.silos)}"
             if record.round
             else "",
             "" if mean is None else f"{mean:.4f}",

@@ -78,8 +78,6 @@ class AuditedStore:
         self.evaluation = store.evaluation
         self.closed_attempts = store.closed_attempts
         self.plans = store.plans
-        self.newest_round = store.newest_round
-        self.details_of = store.details_of
         self.rounds = store.rounds
 
     def load(self, now: float = 0.0) -> State:

@@ -5,8 +5,10 @@ single silo has means and sums alone: no series, name or count of silos is in wh
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import eq
 from typing import Final
 
 from lorica_coordinator.edges.status_page.words import capital, drawable
@@ -36,6 +38,25 @@ class Measure:
     title: str
     better: str
     of: Callable[[SiloRow], float | None]
+
+
+class Pieces:
+    """The first `kept` of a list that only grows, and `fresh` ones behind them: nothing is copied for it."""
+
+    def __init__(self, of: Sequence[str] = (), kept: int = 0, fresh: tuple[str, ...] = ()) -> None:
+        self._of, self._kept, self._fresh = of, kept, fresh
+
+    def __len__(self) -> int:
+        return self._kept + len(self._fresh)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from islice(self._of, self._kept)
+        yield from self._fresh
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pieces) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
 
 
 def score_of(silo: SiloRow) -> float | None:
@@ -99,12 +120,12 @@ def silos_json(row: RoundRow, names: Sequence[SiloName]) -> str:
     return f"[{row.round},{','.join(f'[{column}]' for column in columns)}]"
 
 
-def all_plans_json(plans: Iterable[tuple[RecordedPlan, Sequence[str]]]) -> bytes:
+def all_plans_json(plans: Iterable[tuple[RecordedPlan, Iterable[str]]]) -> bytes:
     """Of every plan its name, its score, and the pieces of its points."""
     return f'{{"plans":[{",".join(_plan_json(plan, pieces) for plan, pieces in plans)}]}}'.encode()
 
 
-def curves_json(plan: RecordedPlan, names: Sequence[SiloName], pieces: Sequence[str]) -> bytes:
+def curves_json(plan: RecordedPlan, names: Sequence[SiloName], pieces: Iterable[str]) -> bytes:
     """Of one plan what its silos brought; without names, pieces and measures where its terms show no single silo."""
     shown = plan.shows_single_silos
     measures = [
@@ -120,7 +141,7 @@ def score_title(plan: RecordedPlan) -> str:
     return f"{capital(plan.score or 'score')} on held-out questions"
 
 
-def _plan_json(plan: RecordedPlan, pieces: Sequence[str]) -> str:
+def _plan_json(plan: RecordedPlan, pieces: Iterable[str]) -> str:
     head = {
         "digest": plan.digest,
         "name": plan.name,

@@ -45,6 +45,10 @@ FRESH_S: Final = 1.0
 """However many look, the service is asked once in this time."""
 ATTEMPTS_OF_A_ROUND: Final = 16
 """On its own page: the first one, and the newest."""
+MOST_CURVES: Final = 4
+"""Plans whose curves of silos are kept from one look to the next."""
+MOST_CURVES_BYTES: Final = 16 << 20
+"""Of all of them together."""
 CALL: Final = "status page"
 _STATIC: Final = {
     "/page.css": "text/css; charset=utf-8",
@@ -109,6 +113,8 @@ class StatusPage:
         self._histories = Histories(service)
         self._looking = asyncio.Lock()
         self._seen: _Look | None = None
+        self._curves: dict[Digest, tuple[str, bytes]] = {}
+        """By plan, the curves of its silos as they were made last, with what they were made of; the newest last."""
 
     async def answer(self, request: Request) -> Response:
         """Never raises, but for cancellation."""
@@ -164,16 +170,36 @@ class StatusPage:
         return (self._page if path == "/" else self._live).render(view=look.view).encode()
 
     async def _of_plan(self, what: str, digest: Digest) -> Response:
-        """Of a plan that the page lists, as its records are now."""
+        """Of a plan that the page lists, made once of each look."""
         async with self._looking:
             look = await self._look()
             if (plan := _listed(look, digest)) is None:
                 return Response.of(HTTPStatus.NOT_FOUND)
-            history = await self._histories.of(plan)
-            if what == "curves":
-                body = await asyncio.to_thread(curves_json, plan, history.silos, history.curves)
-                return Response(content_type=_JSON, body=body)
-            return await self._rendered(self._log, view=look.view, plan=plan, lines=history.lines[::-1])
+            path, content_type = f"/{what}/{digest}", _JSON if what == "curves" else _HTML
+            if path not in look.bodies:
+                history = await self._histories.of(plan)
+                made = self._curves_of(history) if what == "curves" else self._log_of(look, history)
+                look.bodies[path] = await made
+            return Response(content_type=content_type, body=look.bodies[path])
+
+    async def _log_of(self, look: _Look, history: PlanHistory) -> bytes:
+        values = {"view": look.view, "plan": history.plan, "lines": history.lines[::-1], "read": history.read}
+        return await self._rendered(self._log, **values)
+
+    async def _curves_of(self, history: PlanHistory) -> bytes:
+        """From one look to the next, too, as long as nothing of them is another."""
+        digest, version = history.plan.digest, f"{history.version} {history.plan.score}"
+        kept = self._curves.get(digest)
+        if kept is not None and kept[0] == version:
+            return kept[1]
+        self._curves.pop(digest, None)  # what is made anew is the newest
+        body = await asyncio.to_thread(curves_json, history.plan, history.silos, history.curves)
+        self._curves[digest] = version, body
+        while (
+            len(self._curves) > MOST_CURVES or sum(len(body) for _, body in self._curves.values()) > MOST_CURVES_BYTES
+        ):
+            del self._curves[next(iter(self._curves))]
+        return body
 
     async def _of_round(self, digest: Digest, number: int) -> Response:
         async with self._looking:
@@ -182,11 +208,11 @@ class StatusPage:
                 return Response.of(HTTPStatus.NOT_FOUND)
             rows = await self._service.rounds_of(digest, since=number, until=number, attempts=ATTEMPTS_OF_A_ROUND)
             entries = round_entries(rows[::-1], single=plan.shows_single_silos)
-            return await self._rendered(self._round, view=look.view, plan=plan, number=number, entries=entries)
+            values = {"view": look.view, "plan": plan, "number": number, "entries": entries}
+            return Response(content_type=_HTML, body=await self._rendered(self._round, **values))
 
-    async def _rendered(self, template: Template, **values: object) -> Response:
-        text = await asyncio.to_thread(template.render, **values)
-        return Response(content_type=_HTML, body=text.encode())
+    async def _rendered(self, template: Template, **values: object) -> bytes:
+        return (await asyncio.to_thread(template.render, **values)).encode()
 
     async def _look(self) -> _Look:
         """The caller holds the lock."""

@@ -30,7 +30,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLine:
-    """`opened` in ISO 8601; `took` "" while the attempt runs, or where a clock was set back meanwhile."""
+    """`silos`: how many of those that were asked to train brought an update, "" where nobody was asked, or the records
+    have deleted who. `opened` in ISO 8601; `took` "" while the attempt runs, or where a clock was set back
+    meanwhile."""
 
     id: str
     round: int
@@ -70,14 +72,15 @@ class RoundEntry:
 
 def round_line(row: RoundRow, *, single: bool, after: Attempt | None) -> RoundLine:
     """`after` is the attempt that is listed before it, None where there is none: a note says what lies between."""
-    committed = sum(silo.outcome == "committed" for silo in row.silos)
+    asked = [silo for silo in row.silos if silo.outcome != "evaluated"]  # the others told a score alone
+    committed = sum(silo.outcome == "committed" for silo in asked)
     took = None if row.closed_unix_s is None else row.closed_unix_s - row.opened_unix_s
     return RoundLine(
         id=f"round-{row.round}-{row.attempt}",
         round=row.round,
         number=f"{row.round}.{row.attempt}",
         outcome=row.outcome,
-        silos=f"{committed} of {len(row.silos)}" if row.round else "",
+        silos=f"{committed} of {len(asked)}" if asked else "",
         macro=percent(row.macro_exact_match),
         micro=percent(row.micro_exact_match),
         opened=iso(row.opened_unix_s),

@@ -162,8 +162,7 @@ def page_view(
     """`histories` oldest first, `left_out` plans before them; `epsilon` is what the coordinator's own releases have
     cost so far; times are Unix seconds."""
     present = next((history for history in histories if history.plan.present), None)
-    points = () if present is None else present.points
-    scored = next((point for point in reversed(points) if point.micro is not None), None)
+    scored = None if present is None else present.summary.newest
     openings = () if present is None else present.openings
     left = seconds_left(openings, phase=standing.phase, rounds=standing.rounds, now=now)
     single = standing.shows_single_silos
@@ -238,10 +237,8 @@ def _entries(present: PlanHistory, *, single: bool) -> tuple[RoundEntry, ...]:
 
 
 def _plan(history: PlanHistory, now: float) -> PlanLine:
-    plan = history.plan
-    scored = [(point.micro, point) for point in history.points if point.micro is not None]
-    best = max(scored, key=lambda item: item[0], default=None)
-    done = max((point.round for point in history.points), default=0)
+    plan, summary = history.plan, history.summary
+    done = summary.done
     return PlanLine(
         name=plan.name,
         digest=plan.digest,
@@ -250,14 +247,14 @@ def _plan(history: PlanHistory, now: float) -> PlanLine:
         begun=past(plan.begun_unix_s, now),
         rounds=f"{min(done, plan.rounds)} of {plan.rounds}" if plan.rounds else str(done),
         score=capital(plan.score),
-        newest=_scored(scored[-1][1]) if scored else "",
-        best="" if best is None else _scored(best[1]),
+        newest=_scored(summary.newest),
+        best=_scored(summary.best) if history.read else "",
         told="each silo" if plan.shows_single_silos else "sums and means alone",
     )
 
 
-def _scored(point: Point) -> str:
-    return f"{percent(point.micro)} (round {point.round})"
+def _scored(point: Point | None) -> str:
+    return "" if point is None else f"{percent(point.micro)} (round {point.round})"
 
 
 def _about(seconds: float) -> str:

@@ -19,7 +19,8 @@ class RecordedPlan:
     """A plan that was offered to silos, and what its own terms say of it.
 
     `shows_single_silos` is this plan's rule, whichever plan is under way. Terms that cannot be read show none, and
-    leave `rounds` 0 and `score` "".
+    leave `rounds` 0 and `score` "". `newest_round` is None where none was opened. With another number of `deletions`
+    details of single silos, which were read before, may be deleted.
     """
 
     digest: Digest
@@ -30,6 +31,8 @@ class RecordedPlan:
     rounds: int
     score: str
     shows_single_silos: bool
+    newest_round: int | None
+    deletions: int
 
 
 class ForLookers(FederationParts):
@@ -86,14 +89,6 @@ class ForLookers(FederationParts):
         each round so many, its first one and the newest; 0: all."""
         return await self._rounds(plan, await self._terms_of(plan), since=since, until=until, attempts=attempts)
 
-    async def newest_round_of(self, plan: Digest) -> int | None:
-        """None where no round of the plan was opened."""
-        return await self._threads.store(self._store.newest_round, plan)
-
-    async def details_of(self, plan: Digest, *, through: int) -> int:
-        """How many details of single silos are kept of the plan's rounds up to `through`."""
-        return await self._threads.store(self._store.details_of, plan, through)
-
     def _recorded(self, plan: BegunPlan, terms: PlanTerms | None) -> RecordedPlan:
         course = course_of(self._loop.state)
         return RecordedPlan(
@@ -105,6 +100,8 @@ class ForLookers(FederationParts):
             rounds=0 if terms is None else terms.rounds,
             score="" if terms is None else terms.score,
             shows_single_silos=terms is not None and terms.shows_single_silos,
+            newest_round=plan.newest_round,
+            deletions=plan.deletions,
         )
 
     async def _terms_of(self, plan: Digest) -> PlanTerms | None:

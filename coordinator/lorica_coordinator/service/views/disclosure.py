@@ -35,7 +35,9 @@ def of_all_silos(row: RoundRow) -> RoundRow:
     silos = tuple(SiloRow(silo=silo.silo, outcome=silo.outcome, detail=silo.detail) for silo in row.silos)
     if row.macro_exact_match is None:  # nothing, or a sum under masks, of which no mean over silos can be taken
         return replace(row, silos=silos)
-    if sum(silo.evaluation is not None for silo in row.silos) < LEAST_COHORT:
+    # Scores that were deleted since are still what the mean was taken over.
+    scored = sum(silo.evaluation is not None for silo in row.silos) if row.scored is None else row.scored
+    if scored < LEAST_COHORT:
         return replace(row, silos=silos, macro_exact_match=None, micro_exact_match=None)
     return replace(row, silos=silos)
 
