@@ -37,6 +37,7 @@ class PublicSection(Section):
     hosts: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["localhost"])
     silos_port: PublicPort = 0
     enrolment_port: PublicPort = 0
+    this_machine_alone: bool = False
 
     @field_validator("hosts")
     @classmethod
@@ -152,6 +153,7 @@ def settings_text(
     status_host: str = "127.0.0.1",
     status_port: int = STATUS_PORT,
     status_token_file: str = "",
+    this_machine_alone: bool = False,
 ) -> str:
     """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out.
 
@@ -162,6 +164,7 @@ def settings_text(
     for default, chosen in (
         ('federation = "example"', f'federation = "{federation_name(federation)}"'),
         ('hosts = ["localhost"]', f"hosts = [{listed}]"),
+        ("this_machine_alone = false", f"this_machine_alone = {json.dumps(this_machine_alone)}"),
         (f'silos = "0.0.0.0:{SILOS_PORT}"', f'silos = "0.0.0.0:{silos_port}"'),
         (f'enrolment = "0.0.0.0:{ENROLMENT_PORT}"', f'enrolment = "0.0.0.0:{enrolment_port}"'),
         (f'metrics = "127.0.0.1:{METRICS_PORT}"', f'metrics = "{metrics_host}:{metrics_port}"'),

@@ -1,6 +1,7 @@
 """What a silo's people ask beside the agent: `silo-agent check`, `ask`, `personal train`, `schema`."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +97,9 @@ def tasks(directory: Dir = None, config: Config = None, as_json: Json = False) -
     else:
         rows = [(name, version, digest, "yes" if allows else "no") for name, version, digest, allows in found]
         Page(columns=("task", "version", "digest", "in [policy] tasks"), rows=rows).show(terminal())
+        if named := [name for name, *_, allows in found if not allows]:
+            line = f"tasks = {json.dumps([*allowed, *named])}"
+            print(f"to train for {', '.join(named)}, put this line under [policy] of {folder.settings}: {line}")
     for error in wrong[1:]:
         print(one_line(str(error)), file=sys.stderr)
     if wrong:

@@ -582,6 +582,20 @@ async def test_the_data_card_is_shown_and_held_out_questions_that_training_has_a
     assert [it.partition(" of its ")[0] for it in noticed] == ["1"]
 
 
+async def test_of_a_text_in_and_a_text_out_nothing_is_said_of_sql(case: Case) -> None:
+    for path in case.data.iterdir():
+        path.unlink()
+    for split in ("train", "dev"):
+        lines = [{"id": f"{split}-{number}", "input": f"note {number} of {split}", "target": "ok"} for number in (1, 2)]
+        (case.data / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checks = await case.checks()
+    assert [it.name for it in checks if it.outcome is Outcome.FAILED] == []
+    shown = {it.name: it for it in checks}
+    assert shown["train split"].detail.startswith("2 lines, inputs 4 words (longest 4), targets 1 words (longest 1)")
+    skipped = [(shown[name].outcome, shown[name].detail) for name in ("jail of SQL", "database")]
+    assert skipped == [(Outcome.SKIPPED, "the task is no SQL: its answers run nowhere")] * 2
+
+
 async def test_lines_that_the_plan_cuts_are_counted(case: Case) -> None:
     async def told() -> str:
         return next(it.detail for it in await case.checks() if it.name == "what the plan cuts")

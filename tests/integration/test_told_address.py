@@ -37,9 +37,6 @@ def made(tmp_path: Path, *words: str) -> tuple[Done, Done]:
 @pytest.mark.parametrize(
     ("host", "why"),
     [
-        ("localhost", "leads each machine to itself"),
-        ("127.0.0.1", "leads each machine to itself"),
-        ("::1", "leads each machine to itself"),
         ("0.0.0.0", "no address to connect to"),
         ("no-such-host.invalid", "does not resolve"),
     ],
@@ -74,8 +71,23 @@ def test_neither_warns_of_a_name_that_may_be_known(tmp_path: Path, monkeypatch: 
     assert "warning" not in second.err
 
 
-def test_a_federation_of_one_machine_is_not_warned_again(tmp_path: Path) -> None:
-    made(tmp_path, "--host", "localhost")
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+def test_whoever_asks_for_this_machine_alone_is_not_warned_of_it(tmp_path: Path, host: str) -> None:
+    for done in made(tmp_path, "--host", host):
+        assert "warning" not in done.err
+    settings = tmp_path / "coordinator" / "federation.toml"
+    settings.write_text(settings.read_text().replace(f'hosts = ["{host}"]', 'hosts = ["no-such-host.invalid"]'))
+    assert "does not resolve" in run_command(main, "invite", "bank-b", "--dir", tmp_path / "coordinator").err
+
+
+def test_a_host_of_this_machine_beside_another_name_is_warned_of(tmp_path: Path) -> None:
+    for done in made(tmp_path, "--host", "localhost", "--host", "fl.example.org"):
+        assert "leads each machine to itself" in done.err
+
+
+def test_a_federation_of_one_machine_is_not_warned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "no-such-host.invalid")
+    made(tmp_path)
     settings = tmp_path / "coordinator" / "federation.toml"
     settings.write_text(settings.read_text().replace("0.0.0.0", "127.0.0.1"))
     done = run_command(main, "invite", "bank-b", "--dir", tmp_path / "coordinator")

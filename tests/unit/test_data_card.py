@@ -52,7 +52,7 @@ def test_by_hand() -> None:
         answers_in_train=0,
     )
     assert (of_dev.questions_in_train, of_dev.answers_in_train, of_dev.repeated, of_dev.contradicted) == (1, 1, 0, 0)
-    assert str(of_train) == (
+    assert of_train.told(asked="question", said="answer") == (
         "4 lines, questions 3 words (longest 4), answers 2 words (longest 4), 1 repeated, 1 with another answer than "
         "before"
     )
@@ -68,7 +68,7 @@ def test_the_same_words_asked_of_another_database_are_another_question() -> None
 def test_without_labels_nothing_is_said_of_answers() -> None:
     (card,) = data_card(data_of([("how many", ""), ("how many", "")], labelled=False))
     assert card.answers is None
-    assert str(card) == "2 lines, questions 2 words (longest 2), no answers, 1 repeated"
+    assert card.told(asked="input", said="target") == "2 lines, inputs 2 words (longest 2), no targets, 1 repeated"
 
 
 texts = st.sampled_from(["a", "A", " a", "b", "b c", "B  c"])

@@ -392,6 +392,15 @@ def test_the_command_prints_what_a_plan_needs(package: Package, tmp_path: Path) 
     assert json.loads(told.stdout) == [
         {"task": "ward-notes", "version": "1.2.0", "digest": package.section.digest, "allowed": False}
     ]
+    settings = tmp_path / "silo" / "silo.toml"
+    shown = " ".join(runner.invoke(app, ["tasks", "--dir", str(tmp_path / "silo")]).stdout.split())
+    told, _, line = shown.partition("silo.toml: ")
+    assert "to train for ward-notes, put this line under [policy] of" in told
+    settings.parent.mkdir(mode=0o700, exist_ok=True)
+    settings.write_text(f"[policy]\n{line}\n")
+    assert "to train for" not in runner.invoke(app, ["tasks", "--dir", str(tmp_path / "silo")]).stdout
+    told = runner.invoke(app, ["tasks", "--dir", str(tmp_path / "silo"), "--json"])
+    assert [task["allowed"] for task in json.loads(told.stdout)] == [True]
 
 
 def test_the_pages_example_of_a_loss_over_a_part_counts_the_answer() -> None:

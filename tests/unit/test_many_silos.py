@@ -2,6 +2,8 @@
 never in seconds."""
 
 import asyncio
+import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +18,8 @@ from support.tiny_t5 import bundle_of, random_model
 
 from lorica.simulation.direct_coordinator import SharedModels
 from lorica.simulation.model_files import KeptModel
-from lorica.simulation.report import SHOWN_SILOS, print_round
+from lorica.simulation.report import SHOWN_SILOS, print_end, print_round
+from lorica.simulation.simulated import ROUNDS_FILE, Simulated, write
 from lorica_coordinator.edges.keys.authorities import Authorities
 from lorica_coordinator.service.records import RoundRow, SiloRow
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
@@ -33,6 +36,7 @@ from silo_agent.policy.rules import PolicyRules
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_wire.canonical import Digest
 from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
+from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import PlanBundle
 from tests.support.federation_peer import SILO, TestNet
 
@@ -200,3 +204,50 @@ def test_a_round_is_one_line_however_many_silos_trained(count: int) -> None:
         assert len(line) < 120
     else:
         assert all(f"ward-{number} {number / 100:.3f} (1%)" in line for number in range(count))
+
+
+@pytest.mark.parametrize("executed", [0, 4])
+def test_the_table_at_the_end_has_a_column_of_execution_where_something_was_executed(
+    tmp_path: Path, executed: int
+) -> None:
+    """Of text no answer runs."""
+    scores = Evaluation(
+        split="dev",
+        examples=8,
+        exact_matches=2,
+        executed=executed,
+        execution_matches=executed // 2,
+        loss_per_token=1.5,
+        seconds=1.0,
+    )
+    row = RoundRow(
+        round=1,
+        attempt=1,
+        outcome="applied",
+        detail="",
+        opened_unix_s=0.0,
+        closed_unix_s=1.0,
+        model=Digest("a" * 64),
+        weight_fallback=False,
+        silos=(SiloRow(silo=SILO, outcome="committed", examples=1, evaluation=scores),),
+        macro_exact_match=0.25,
+        micro_exact_match=0.25,
+    )
+    done = Simulated(
+        coordinator=None,  # type: ignore[arg-type]  # neither is asked for what is shown
+        kept=None,  # type: ignore[arg-type]
+        losses={},
+        plan=Digest("b" * 64),
+        rows=(row,),
+        best=Digest("a" * 64),
+        final=Digest("a" * 64),
+        seconds=1.0,
+    )
+    console = Console(width=120, record=True, quiet=False, file=io.StringIO())
+    print_end(console, done, tmp_path, score="ROUGE-L")
+    shown = console.export_text()
+    assert ("execution" in shown, "50.0%" in shown) == (bool(executed), bool(executed))
+    assert all(told in shown for told in ("ROUGE-L", "25.0%", "1.500", "MacroAvg"))
+    write(tmp_path, done, score="ROUGE-L")
+    (line,) = (tmp_path / ROUNDS_FILE).read_text().splitlines()
+    assert (json.loads(line)["score"], json.loads(line)["macro_exact_match"]) == ("ROUGE-L", 0.25)

@@ -1,7 +1,9 @@
 """What the service tells of plans that came before: each by its own terms, whichever plan is under way now."""
 
 import asyncio
+import json
 import shutil
+import sqlite3
 import time
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from lorica.bench.made_rounds import FEDERATION, MadePlan, add_rounds, begin, database_of, fill, make_folder, silo_names
 from lorica.demo.ports import free_ports
+from lorica_coordinator.cli import main
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.status_page import page
 from lorica_coordinator.edges.status_page.curves import curves_json
@@ -23,6 +26,7 @@ from lorica_coordinator.service.plan_desk import READ_AGAIN_S, PlanDesk
 from lorica_coordinator.service.ports import PlanParts
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
+from tests.support.command_line import run_command
 from tests.support.coordinator import running
 
 NAMES = silo_names(3)
@@ -179,6 +183,21 @@ async def test_the_page_tells_of_a_covered_plan_nothing_that_its_records_have(fo
             assert told == [plan.shows_single_silos] * 2, plan.name
             assert b"clinic-001" in pages[1]  # that it took part
         assert {plan.name for plan in plans if not plan.shows_single_silos} == {"covered", "noised"}
+
+
+async def test_rounds_show_execution_where_something_was_executed(folder: CoordinatorFolder) -> None:
+    """Of text no answer runs: a column of dashes would say that it failed."""
+    async with running(folder) as at:
+        newest = (await at.service.recorded_plans())[-1].digest
+        ask = partial(asyncio.to_thread, run_command, main, "rounds", "--dir", folder.root)
+        without = await ask()
+        (first, *_) = json.loads((await ask("--json")).out)
+        with sqlite3.connect(folder.root / "state" / "state.sqlite") as database:
+            database.execute("UPDATE evaluations SET executed = 4, execution_matches = 3 WHERE plan = ?", (newest,))
+        shown = await ask()
+    assert ("execution" in without.out, "execution" in shown.out, "75.0%" in shown.out) == (False, True, True)
+    assert "exact match" in without.out
+    assert first["score"] == "exact match"
 
 
 async def test_log_and_curves_of_a_plan_are_made_once_of_each_look(

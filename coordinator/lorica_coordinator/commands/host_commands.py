@@ -22,7 +22,7 @@ from lorica_coordinator.commands.command_line import (
 from lorica_coordinator.commands.completion import plan_names
 from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, assignments, new_plan
 from lorica_coordinator.commands.silo_commands import warn_of
-from lorica_coordinator.edges.check.told_address import own_hosts
+from lorica_coordinator.edges.check.told_address import leads_to_itself, loopback_alone, own_hosts
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
@@ -96,6 +96,7 @@ def init(
         status_host=status_host,
         status_port=status_port,
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
+        this_machine_alone=all(map(leads_to_itself, host)) if host else False,
     )
     files.make_private_folder(folder.root)
     files.mark(folder.begun)
@@ -111,7 +112,8 @@ def init(
         say("making the plan 'default' (a small model from scratch) ...")
         new_plan(coordinator, DEFAULT_PLAN, size=DEFAULT_SIZE, overrides=chosen)
     settings = coordinator.settings
-    warn_of(settings.public.hosts[0], settings.public_silos_port)
+    if not loopback_alone(settings):
+        warn_of(settings.public.hosts[0], settings.public_silos_port)
     say("next: coordinator invite SILO, for each; then coordinator serve")
 
 

@@ -76,14 +76,15 @@ def rounds(
     """Show each round: who took part, loss reduction, weight, share, scores."""
     reply = reach(directory).ask(lambda stub: stub.ListRounds(operator_pb2.ListRoundsRequest(last=last)))
     if as_json:
-        print(json.dumps([_json(record) for record in reply.rounds], indent=2))
+        print(json.dumps([{"score": reply.score or EXACT_MATCH, **_json(record)} for record in reply.rounds], indent=2))
         return
     if not reply.rounds:
         say("no round has been opened yet")
         return
     left = ("round", "outcome", "silo", "update")
     score = reply.score or EXACT_MATCH
-    right = ("examples", "loss reduction", "weight", "share", score, "execution")
+    executed = any(silo.dev_executed for record in reply.rounds for silo in record.silos)
+    right = ("examples", "loss reduction", "weight", "share", score, *(["execution"] if executed else []))
     rows = [
         (
             f"{record.round}.{record.attempt}",
@@ -95,7 +96,7 @@ def rounds(
             f"{silo.weight:.2f}" if silo.weight else "",
             f"{silo.share:.1%}" if silo.weight else "",
             f"{silo.dev_exact_matches / silo.dev_examples:.1%}" if silo.dev_examples else "",
-            f"{silo.dev_execution_matches / silo.dev_executed:.1%}" if silo.dev_executed else "",
+            *([f"{silo.dev_execution_matches / silo.dev_executed:.1%}" if silo.dev_executed else ""] * executed),
         )
         for record in reply.rounds
         for silo in record.silos

@@ -34,18 +34,18 @@ def print_end(console: Console, done: Simulated, out: Path, *, score: str) -> No
     if scored:
         last = scored[-1]
         table = Table(title=f"dev scores after round {last.round}", title_style="dim")
-        for column in ("silo", score, "execution accuracy", "loss per token"):
+        told = {silo.silo: silo.evaluation for silo in last.silos if silo.evaluation is not None}
+        executes = any(of.executed for of in told.values())  # SQL where there are databases; nothing else runs
+        for column in ("silo", score, *(["execution accuracy"] if executes else []), "loss per token"):
             table.add_column(column, justify="left" if column == "silo" else "right")
-        for silo in last.silos:
-            if (told := silo.evaluation) is not None:
-                executed = f"{told.execution_matches / told.executed:.1%}" if told.executed else ""
-                table.add_row(
-                    silo.silo, f"{told.exact_matches / told.examples:.1%}", executed, f"{told.loss_per_token:.3f}"
-                )
+        for silo, of in told.items():
+            executed = f"{of.execution_matches / of.executed:.1%}" if of.executed else ""
+            cells = [f"{of.exact_matches / of.examples:.1%}", *([executed] if executes else [])]
+            table.add_row(silo, *cells, f"{of.loss_per_token:.3f}")
         table.add_section()
         for name, average in (("MacroAvg", last.macro_exact_match), ("MicroAvg", last.micro_exact_match)):
             if average is not None:
-                table.add_row(name, f"{average:.1%}", "", "")
+                table.add_row(name, f"{average:.1%}")
         show_table(console, table)
     console.print(
         f"{out / ROUNDS_FILE} has every round, {out / SUMMARY_FILE} how it ended", highlight=False, soft_wrap=True

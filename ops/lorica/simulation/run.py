@@ -121,7 +121,7 @@ def simulate(
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
         done = to_its_end(_Simulation(*parts).run())
-    write(out, done)
+    write(out, done, score=plan.task.score_label)
     return done
 
 

@@ -42,9 +42,12 @@ class Simulated:
         self.coordinator.export(self.plan, self.best, target)
 
 
-def write(out: Path, done: Simulated) -> None:
-    """Both files, in the folder `out`; raises StorageError."""
-    lines = "".join(f"{json.dumps(round_facts(row))}\n" for row in done.rows)
+def write(out: Path, done: Simulated, *, score: str) -> None:
+    """Both files, in the folder `out`; `score` is by what answers count, as people are shown it.
+
+    Raises StorageError.
+    """
+    lines = "".join(f"{json.dumps({'score': score, **round_facts(row)})}\n" for row in done.rows)
     files.replace(out / ROUNDS_FILE, lines.encode())
     applied = [row for row in done.rows if row.outcome in COMPLETED]
     summary = {

@@ -15,6 +15,7 @@ from silo_agent.training.data.repeats import UnitKeys
 from silo_agent.training.data.text_to_sql_data import SCHEMA_FILE, UnitOwnsHalf
 from silo_agent.training.loss_log import logged_losses, require_losses
 from silo_agent.training.tasks.named import task_named
+from silo_agent.training.tasks.text_task import TextTask
 from silo_wire.plans.model_files import CONFIG_FILE
 from silo_wire.plans.plan import Plan, PlanBundle
 
@@ -38,15 +39,22 @@ def check_data(sources: SiloSources, folder: Path, plan: Plan | None, silo: Silo
     return f"{data.train_examples} train, {data.dev_examples} dev, {data.test_examples} test examples{first}"
 
 
+def runs_sql(sources: SiloSources) -> bool:
+    """Whether answers of the task are SQL, which may be tried on a database."""
+    return not isinstance(task_named(sources.data().task), TextTask)
+
+
 def check_splits(checks: Checks, sources: SiloSources) -> None:
     """A row for each split of the data card, and one more where held-out questions are in train."""
-    for card in data_card(sources.data()):
-        checks.run(f"{card.split} split", partial(str, card))
+    data = sources.data()
+    asked, said = ("question", "answer") if runs_sql(sources) else ("input", "target")
+    for card in data_card(data):
+        checks.run(f"{card.split} split", partial(card.told, asked=asked, said=said))
         if card.questions_in_train:
             checks.notice(
                 f"{card.split} split",
-                f"{card.questions_in_train:,} of its {card.examples:,} questions are in train, so that scores on it "
-                "say too much: cut the splits by question (silo-agent import does)",
+                f"{card.questions_in_train:,} of its {card.examples:,} {asked}s are in train, so that scores on it "
+                f"say too much: cut the splits by {asked} (silo-agent import does)",
             )
 
 
@@ -76,8 +84,9 @@ def check_lengths(checks: Checks, name: str, sources: SiloSources, bundle: PlanB
     )
     told = f"of {len(encoded):,} inputs {encoded.inputs_cut:,} are cut at {section.max_input_tokens} tokens"
     if data.labelled:
+        said = "answers" if runs_sql(sources) else "targets"
         told += (
-            f"; of answers {encoded.targets_cut:,} at {section.max_output_tokens}, and "
+            f"; of {said} {encoded.targets_cut:,} at {section.max_output_tokens}, and "
             f"{encoded.targets_with_unknown:,} have a sign that its vocabulary lacks"
         )
     checks.run(name, lambda: told)

@@ -32,6 +32,7 @@ from silo_agent.edges.check.data_checks import (
     check_losses,
     check_splits,
     check_unit,
+    runs_sql,
 )
 from silo_agent.edges.check.folder_checks import check_budget, check_certificate, check_clock, check_files, offered_plan
 from silo_agent.edges.check.machine_checks import (
@@ -201,6 +202,8 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     await run("unit of privacy", lambda: check_unit(sources, unit), unless=no_unit)
     if not data and not given.database.url:
         checks.skip(JAIL, "database", because="it is looked for beside the data")
+    elif data and not given.database.url and not await asyncio.to_thread(runs_sql, sources):
+        checks.skip(JAIL, "database", because="the task is no SQL: its answers run nowhere")
     else:
         jailed = await asyncio.to_thread(check_jail, checks, ground.walls, required=given.sql.require_jail)
         await run("database", lambda: check_database(sources), unless="" if jailed else "no SQL runs without the jail")

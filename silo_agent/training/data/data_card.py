@@ -43,13 +43,14 @@ class SplitCard:
     questions_in_train: int
     answers_in_train: int
 
-    def __str__(self) -> str:
-        of_answers = "no answers" if self.answers is None else f"answers {self.answers}"
-        told = [f"{self.examples:,} lines", f"questions {self.questions}", of_answers, f"{self.repeated:,} repeated"]
+    def told(self, *, asked: str, said: str) -> str:
+        """In words; `asked` and `said` are what the task's people call one text of a line, and the other."""
+        of_answers = f"no {said}s" if self.answers is None else f"{said}s {self.answers}"
+        told = [f"{self.examples:,} lines", f"{asked}s {self.questions}", of_answers, f"{self.repeated:,} repeated"]
         if self.answers is not None:
-            told.append(f"{self.contradicted:,} with another answer than before")
+            told.append(f"{self.contradicted:,} with another {said} than before")
         if self.split != "train":
-            told.append(f"the answers of {self.answers_in_train:,} are in train, under whatever question")
+            told.append(f"the {said}s of {self.answers_in_train:,} are in train, under whatever {asked}")
         return ", ".join(told)
 
 

@@ -22,14 +22,29 @@ def own_hosts() -> list[str]:
 
 def loopback_alone(settings: Settings) -> bool:
     """Whether silos of other machines are not meant to come at all."""
-    return is_loopback(address(settings.listen.silos).host)
+    if is_loopback(address(settings.listen.silos).host):
+        return True
+    return settings.public.this_machine_alone and leads_to_itself(settings.public.hosts[0])
+
+
+def leads_to_itself(host: str) -> bool:
+    """Whether this name or address is each machine's own."""
+    found = _addresses(host)
+    return bool(found) and all(ip.is_loopback for ip in found)
+
+
+def _addresses(host: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """None where it does not resolve."""
+    try:
+        return {ipaddress.ip_address(str(it[4][0]).partition("%")[0]) for it in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
 
 
 def unreachable_from_elsewhere(host: str) -> str:
     """Why, in words that follow the host's name; empty where nothing speaks against it."""
-    try:
-        found = {ipaddress.ip_address(str(it[4][0]).partition("%")[0]) for it in socket.getaddrinfo(host, None)}
-    except OSError:
+    found = _addresses(host)
+    if not found:
         return "which does not resolve on this machine"
     if all(ip.is_loopback for ip in found):
         return "which leads each machine to itself"
