@@ -1,7 +1,7 @@
 """The process that reads one Parquet or Arrow file: no environment, few resources, rows out as frames.
 
 Only the columns that count are read, and each batch is validated before it is looked into: a file says what it likes of
-its own offsets.
+its own offsets. One batch is in memory at a time, and of it some rows as values: files may be larger than memory.
 """
 
 import os
@@ -34,9 +34,11 @@ def main(order: Mapping[str, Any]) -> None:
         for batch in batches:
             batch = batch.select([name for name in columns if name in order["wanted"]])
             batch.validate(full=True)
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                number += 1
-                write_frame(replies, {"row": [_plain(value) for value in row]})
+            for first in range(0, batch.num_rows, _BATCH_ROWS):
+                some = batch.slice(first, _BATCH_ROWS)
+                for row in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                    number += 1
+                    write_frame(replies, {"row": [_plain(value) for value in row]})
         write_frame(replies, {"end": number})
     except FrameEnd:
         return
@@ -54,16 +56,17 @@ def _parquet(path: str, wanted: list[str]) -> tuple[list[str], Iterator[Any]]:
 
 
 def _arrow(path: str, wanted: list[str]) -> tuple[list[str], Iterator[Any]]:
-    """A stream of batches, as Hugging Face datasets writes it to a disk, or a file of them."""
-    from pyarrow import ipc, memory_map
+    """A stream of batches, as Hugging Face datasets writes it to a disk, or a file of them. It is read, not mapped: a
+    map of all of it would count as memory."""
+    from pyarrow import OSFile, ipc
 
-    mapped = memory_map(path)
-    is_file = mapped.read(6) == b"ARROW1"
-    mapped.seek(0)
+    source = OSFile(path)
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
     if not is_file:
-        stream = ipc.open_stream(mapped)
+        stream = ipc.open_stream(source)
         return list(stream.schema.names), iter(stream)
-    file = ipc.open_file(mapped)
+    file = ipc.open_file(source)
     return list(file.schema.names), (file.get_batch(number) for number in range(file.num_record_batches))
 
 
