@@ -77,6 +77,12 @@ bench-status-page: OUT = bench-status-page.json
 bench-status-page: $(INSTALLED) ## Measure looks at the status page; SILOS=100 ROUNDS=500 OUT=FILE
 	@$(BIN)/lorica bench-status-page --out '$(OUT)' $(if $(SILOS),--silos $(SILOS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WORK),--work '$(WORK)')
 
+.PHONY: bench-data
+bench-data: OUT = bench-data.json
+bench-data: $(INSTALLED) ## Measure a silo's lines read, tokenised and trained on, from a spool and from memory; LINES='100000 400000' CHARACTERS=1000 STEPS=50 SIZE=mini OUT=FILE
+	@$(BIN)/lorica bench-data --out '$(OUT)' $(foreach n,$(LINES),--lines $(n)) $(if $(CHARACTERS),--characters $(CHARACTERS)) \
+		$(if $(STEPS),--steps $(STEPS)) $(if $(SIZE),--size $(SIZE)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: privacy-audit
 privacy-audit: OUT = privacy-audit.json
 privacy-audit: $(INSTALLED) ## What private training does beside its ledger, claims of epsilon beside what an attack proves; TARGETS='conformity trainer' CLAIMS='1 4 8' OUT=FILE
