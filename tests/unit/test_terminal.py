@@ -155,6 +155,7 @@ def test_the_view_of_watch_loses_no_value_at_80_columns() -> None:
         operator_pb2.SiloRound(silo="hospital-a", outcome="committed", examples=10, loss_reduction=1234.5678)
         for _ in silos
     ]
+    told.append(operator_pb2.SiloRound(silo="bank-b", outcome="evaluated"))  # which was asked for no update
     rounds = [
         operator_pb2.RoundRecord(
             round=100, attempt=12, outcome="committed", silos=told, macro_exact_match=1.0, micro_exact_match=0.123

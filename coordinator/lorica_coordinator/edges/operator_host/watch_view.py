@@ -89,15 +89,13 @@ def _rounds(records: Sequence[operator_pb2.RoundRecord], score: str) -> Table:
     for column in ("updates", "loss reduction", f"{score or 'exact match'} MacroAvg", "MicroAvg"):
         table.add_column(column, justify="right", overflow="fold")
     for record in records[-ROUNDS_SHOWN:]:
+        asked = [silo for silo in record.silos if silo.outcome != "evaluated"]  # the others told a score alone
         told = [silo for silo in record.silos if silo.examples]
         mean = sum(silo.loss_reduction for silo in told) / len(told) if told else None
         table.add_row(
             f"{record.round}.{record.attempt}",
             record.outcome,
-            f"{sum(silo.outcome == 'committed' for silo in record.silos)} of "
-            f"{sum(silo.outcome != 'evaluated' for silo in record.silos)}"
-            if record.round
-            else "",
+            f"{sum(silo.outcome == 'committed' for silo in asked)} of {len(asked)}" if asked else "",
             "" if mean is None else f"{mean:.4f}",
             "" if record.macro_exact_match < 0 else f"{record.macro_exact_match:.1%}",
             "" if record.micro_exact_match < 0 else f"{record.micro_exact_match:.1%}",
