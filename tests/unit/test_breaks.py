@@ -19,6 +19,7 @@ SUBJECTS = {
     "drift",
     "export",
     "family",
+    "int8",
     "jail",
     "joint",
     "larger_than_memory",

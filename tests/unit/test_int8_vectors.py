@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.delta_source import FORMS, Int8Reader
 from lorica_coordinator.edges.sums.reducers.reducer import spooled
-from lorica_security.errors import MalformedMessage
+from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import digest_of
 from silo_wire.int8_vectors.blocks import Floats, as_floats, sum_of_squares
 from silo_wire.int8_vectors.rounding import in_int8, round_to_int8
-from silo_wire.int8_vectors.sizes import LEAST_SCALE, MOST_SCALE, bytes_of, numbers_of
+from silo_wire.int8_vectors.sizes import bytes_of, numbers_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of
 from tests.support import int8_by_hand
 from tests.support.coordinator_edges import A, chunk_of, round_key, update_header
 
+LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**120
 MOST = 127 * MOST_SCALE
 
 
@@ -59,6 +60,7 @@ EDGES = (
 @given(VECTORS)
 @example(np.array(EDGES, dtype=np.float32))
 @example(np.array([-127.0, 0.5, 1.5, -2.5, 126.5], dtype=np.float32))
+@example(np.array([126.99 * LEAST_SCALE, 100 * LEAST_SCALE], dtype=np.float32))
 def test_bytes_are_those_that_are_written_by_hand_and_read_as_by_hand(values: Floats) -> None:
     data = in_int8(values)
     assert data == int8_by_hand.written(values)
@@ -210,6 +212,13 @@ def test_a_spool_is_the_same_numbers_however_it_is_read(spools: Spools, data: st
         reader.read_into(piece.data.cast("B"))
     reader.close()
     assert out.tobytes() == int8_by_hand.read(DATA).tobytes()
+
+
+def test_no_more_numbers_are_read_than_there_are(spools: Spools) -> None:
+    reader = Int8Reader(A, spooled(spools, KEY, A, HEADER.manifest.digest))
+    with pytest.raises(IntegrityError, match=f"5025 numbers are asked of an int8 delta of silo {A} that has 5024 left"):
+        reader.read_into(np.empty(LAYOUT.parameters + 1, dtype=np.float32).data.cast("B"))
+    reader.close()
 
 
 @pytest.mark.parametrize("chunk_bytes", [1024, 1000, 4, 1027, 1028 * 2 + 4])

@@ -14,6 +14,7 @@ import torch
 from lorica_coordinator.edges.sums.masked_sum import SpoolReader
 from lorica_coordinator.edges.sums.next_model import Source
 from lorica_coordinator.vectors.stored_vector import StoredVector
+from lorica_security.errors import IntegrityError
 from lorica_security.identifiers import SiloName
 from silo_wire.int8_vectors import blocks
 from silo_wire.int8_vectors.sizes import BLOCK_NUMBERS, bytes_of, numbers_of
@@ -24,10 +25,13 @@ _READ_NUMBERS: Final = 256 * BLOCK_NUMBERS
 
 
 class Int8Reader:
-    """An int8 spool as float32, from its first number to its last; raises UnusableUpdate naming the silo. `close`
-    it."""
+    """An int8 spool as float32, from its first number to its last; raises UnusableUpdate naming the silo. `close` it.
+
+    Who asks for more numbers than there are is told so by IntegrityError.
+    """
 
     def __init__(self, silo: SiloName, vector: StoredVector) -> None:
+        self._silo = silo
         self._reader = SpoolReader(silo, vector)
         self._left = numbers_of(vector.manifest.total_bytes)
         self._bytes = memoryview(bytearray(bytes_of(min(_READ_NUMBERS, self._left))))
@@ -43,6 +47,11 @@ class Int8Reader:
                 taken = min(len(out), len(self._rest))
                 out[:taken], out, self._rest = self._rest[:taken], out[taken:], self._rest[taken:]
                 continue
+            if len(out) > self._left:
+                raise IntegrityError(
+                    f"{len(out)} numbers are asked of an int8 delta of silo {self._silo} that has {self._left} left: "
+                    "its spool is of another layout"
+                )
             if len(out) < BLOCK_NUMBERS and len(out) < self._left:
                 self._rest = self._block[: min(BLOCK_NUMBERS, self._left)]
                 self._read(self._rest)
