@@ -14,7 +14,9 @@ from typing import Final
 
 from lorica.documentation import docs_commands, rooms
 from lorica.documentation.algorithm_table import algorithm_table, mechanism_table
-from lorica.documentation.forecast_examples import forecast_examples
+from lorica.documentation.forecasts.int8_under_masks import masked_int8_table
+from lorica.documentation.forecasts.on_lines import lines_table
+from lorica.documentation.forecasts.private_plans import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
@@ -121,6 +123,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "federation": federation_table,
     "silo": silo_table,
     "privacy-forecast": forecast_examples,
+    "lines": lines_table,
+    "ring-levels": masked_int8_table,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
     "host-metrics": host_metrics_table,
