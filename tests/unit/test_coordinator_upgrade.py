@@ -5,6 +5,7 @@ tables.
 """
 
 import json
+import shutil
 import sqlite3
 import stat
 from base64 import b64encode
@@ -161,6 +162,14 @@ def test_a_masked_attempt_under_way_goes_on_after_the_upgrade_and_on_the_way_bac
         assert store.load(T0) == rounds.state
         assert journal_of(store.load(T0)) == journal
     assert not any(b64encode(event) in path.read_bytes() for event in journal), "what was replaced is overwritten"
+    damaged = tmp_path / "damaged" / "state.sqlite"
+    damaged.parent.mkdir()
+    shutil.copy(path, damaged)
+    with closing(sqlite3.connect(damaged)) as database:
+        database.execute("DELETE FROM masked_events WHERE position = (SELECT max(position) FROM masked_events)")
+        database.commit()
+    with pytest.raises(StorageError, match=rf"has {len(journal) - 1} events .* not {len(journal)}: restore"):
+        upgrade(damaged, now=NOW.replace(hour=4), to="0008")
     upgrade(path, now=NOW.replace(hour=4), to="0008")
     assert rows(path) == before
     assert not any(event in path.read_bytes() for event in journal)

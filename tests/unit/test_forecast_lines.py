@@ -61,7 +61,9 @@ def test_types_that_do_not_go_with_a_plan_are_not_recommended(
     off = {"every": 0, "initial": False, "last": False} if "privacy" in changes else {}
     bundle = bundle_of(
         model,
-        schedule={"rounds": 3, "min_silos": 3}, evaluation=off, training={"dropout": 0.0, "epochs": 2 - bool(off)},
+        schedule={"rounds": 3, "min_silos": 3},
+        evaluation=off,
+        training={"dropout": 0.0, "epochs": 2 - bool(off)},
         **changes,
     )
     assert [(one.key, one.dtype) for one in shorter(bundle, round_s=1.0, traffic=traffic_of(bundle))] == found

@@ -22,8 +22,9 @@ from lorica_coordinator.rounds.events import DeadlinePassed, Event, MaskAnswered
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.secure_attempt import SecureAttempt, opened
 from lorica_coordinator.rounds.states import Masking, deadline_of
-from lorica_security.errors import LoricaError, MalformedMessage, StorageError
+from lorica_security.errors import LoricaError, StorageError
 from lorica_security.identifiers import SiloName
+from lorica_security.secure_aggregation.coordinator import machine as protocol_machine
 from lorica_security.secure_aggregation.coordinator import states as protocol_states
 from lorica_security.secure_aggregation.messages import Reveal, SharedKeys
 from silo_wire.canonical import digest_of
@@ -169,18 +170,48 @@ def test_a_journal_without_its_attempt_and_an_attempt_without_its_journal_are_re
         store.load(T0)
 
 
-def test_an_event_that_was_damaged_is_refused_when_the_journal_is_read(store: SqlRoundStore, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("UPDATE masked_events SET event = CAST(event || x'78' AS BLOB) WHERE position = 1", "damaged or cut off"),
+        (
+            "UPDATE masked_events SET event = (SELECT event FROM masked_events WHERE position = 1)",
+            "does not fit the phase",
+        ),
+    ],
+)
+def test_events_that_no_attempt_has_written_are_refused_when_the_state_is_read(
+    damage: str, said: str, store: SqlRoundStore, path: Path
+) -> None:
     rounds = masking()
+    rounds.until("share keys")
     store.transition(rounds.state, [], at=T0, now=T0)
     with closing(sqlite3.connect(path)) as database:
-        (event,) = database.execute("SELECT event FROM masked_events WHERE position = 1").fetchone()
-        database.execute("UPDATE masked_events SET event = ? WHERE position = 1", (event + b"x",))
+        database.execute(damage)
         database.commit()
+    with pytest.raises(StorageError, match=rf"state\.sqlite has events of a masked attempt .* from backup: .*{said}"):
+        store.load(T0)
+
+
+def test_a_restarted_coordinator_replays_the_journal_once(
+    store: SqlRoundStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at each message that is refused: their number is the silos' to choose."""
+    rounds = masking()
+    rounds.answer(SILOS[0])
+    sent = rounds.answers_of(SILOS[1])
+    store.transition(rounds.state, [], at=T0, now=T0)
+    replayed: list[int] = []
+    whole = protocol_machine.restored
+    monkeypatch.setattr(
+        protocol_machine, "restored", lambda journal, of: (replayed.append(len(journal)), whole(journal, of))[1]
+    )
     state = store.load(T0)
-    assert isinstance(state, Masking)
-    assert state.secure is not None
-    with pytest.raises(MalformedMessage, match="damaged or cut off"):
-        _ = state.secure.state
+    (answer,) = sent
+    garbled = replace(mask_answered(SILOS[1]), key=MASKING.key, answer=replace(answer, signature=bytes(64)))
+    for _ in range(5):
+        step(state, garbled)
+    assert replayed == [len(journal_of(state))]
 
 
 # --- what goes

@@ -307,7 +307,9 @@ def test_a_backup_of_a_masked_round_has_nothing_that_was_revealed_for_it(store: 
     assert files_with(revealed, path) == ["state.sqlite-wal"], "the round under way is not touched"
 
 
-def test_a_reader_puts_that_off_and_holds_nobody_up(store: SqlRoundStore, path: Path) -> None:
+@pytest.mark.parametrize("then", ["a transition", "a look", "the end"])
+def test_a_reader_puts_that_off_and_holds_nobody_up(then: str, store: SqlRoundStore, path: Path) -> None:
+    """Until whatever the store does next: an idle coordinator has no transition for days."""
     state, revealed = unmasking(store)
     reader = sqlite3.connect(path)
     reader.execute("BEGIN")
@@ -317,8 +319,29 @@ def test_a_reader_puts_that_off_and_holds_nobody_up(store: SqlRoundStore, path: 
     assert time.monotonic() - began < BUSY_TIMEOUT_MS / 2000
     assert files_with(revealed, path) != []
     reader.close()
-    store.transition(closed, [], at=T0, now=T0)
+    match then:
+        case "a transition":
+            store.transition(closed, [], at=T0, now=T0)
+        case "a look":
+            store.silos()
+        case "the end":
+            store.close()
     assert files_with(revealed, path) == []
+
+
+def test_a_log_that_could_not_be_emptied_leaves_the_connection_as_it_was(store: SqlRoundStore) -> None:
+    """One that would not wait any more would fail where another process writes."""
+    borrowed = store._database.raw_connection()
+    deny = {"wal_checkpoint"}
+    assert borrowed.driver_connection is not None
+    borrowed.driver_connection.set_authorizer(lambda _, name, *rest: int(name in deny))
+    borrowed.close()
+    store._log_is_clear = False
+    store.silos()
+    assert not store._log_is_clear
+    deny.clear()
+    with store._transaction() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == BUSY_TIMEOUT_MS
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Persisted is the journal: a restarted coordinator replays it and stands where it
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -38,7 +38,7 @@ class MemberKey:
 class SecureAttempt:
     """`journal` has every event so far, each as `secure_journals_codec.coordinator_event_to_bytes` gives it.
 
-    `held` is the state that they led to; None after a restart, until it is asked for.
+    `held` is the state that they led to; None where they were not replayed (`recovered`).
     """
 
     federation: FederationName
@@ -53,6 +53,13 @@ class SecureAttempt:
         state, effects = protocol_machine.restored(self.events, self._identities())
         _erase_masks(effects)
         return state
+
+    def recovered(self) -> "SecureAttempt":
+        """The same attempt, its journal replayed once for all.
+
+        Raises MalformedMessage, WrongTime or Conflict for a journal that no attempt has written.
+        """
+        return replace(self, held=self.state)
 
     @property
     def attempt(self) -> Attempt:

@@ -93,6 +93,8 @@ class SqlRoundStore:
         self._path = path
         self._federation = federation
         self._database = durable_engine(path)
+        self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
+        self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         with self._transaction() as connection:
             revision = revision_of(connection)
             if revision is None:
@@ -101,15 +103,15 @@ class SqlRoundStore:
                 connection.execute(insert(schema).values(version=TABLES_VERSION))
             else:
                 require_current(revision, path)
-        self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
-        self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
-        self._clear_log()
 
     def close(self) -> None:
+        if not self._log_is_clear:
+            self._clear_log()
         self._database.dispose()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
+        """One transaction, and after it the log that could not be emptied yet: whoever read it may be gone."""
         try:
             with self._database.begin() as connection:
                 yield connection
@@ -121,6 +123,8 @@ class SqlRoundStore:
                 f"{self._path} cannot be read or written ({reason}): check the disk's free space and the permissions, "
                 "or restore the file from backup"
             ) from error
+        if not self._log_is_clear:
+            self._clear_log()
 
     # --- the machine
 
@@ -145,25 +149,23 @@ class SqlRoundStore:
                 write_record(connection, record, at)
             put_row(connection, machine, {"id": _MACHINE_ID}, values)
             deleted = write_events(connection, before, events)
+            if deleted or any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
+                self._log_is_clear = False
         self._events = events
-        if deleted or any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
-            self._log_is_clear = False
-        if not self._log_is_clear:
-            self._clear_log()
 
     def _clear_log(self) -> None:
         """Bring the log's pages into the database and empty it; where another process reads just now, after a later
-        transition."""
+        transaction."""
         connection = self._database.raw_connection()
+        cursor = connection.cursor()
         try:
-            cursor = connection.cursor()
             cursor.execute("PRAGMA busy_timeout = 0")
             busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             self._log_is_clear = not busy
         except sqlite3.Error as error:
             _log.warning("the write-ahead log could not be emptied, it is tried again", error=str(error))
         finally:
+            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             connection.close()
 
     # --- silos and invitations

@@ -24,7 +24,7 @@ from lorica_coordinator.rounds.states import (
     deadline_of,
     with_deadline,
 )
-from lorica_security.errors import MalformedMessage, StorageError
+from lorica_security.errors import Conflict, MalformedMessage, StorageError, WrongTime
 
 STATE_VERSION = 5
 _BLOCK = 64
@@ -39,7 +39,9 @@ def state_to_json(state: State, *, now: float) -> str:
     led to."""
     at = deadline_of(state)
     left = state if at is None else with_deadline(state, max(0.0, at - now))
-    text = _ADAPTERS[state.phase].dump_json(_with_journal(left, ())).decode()
+    attempt = _attempt_of(left)
+    bare = left if attempt is None else _with_attempt(left, replace(attempt, journal=(), held=None))
+    text = _ADAPTERS[state.phase].dump_json(bare).decode()
     return text.ljust(-(-len(text) // _BLOCK) * _BLOCK)
 
 
@@ -59,12 +61,7 @@ def _attempt_of(state: State) -> SecureAttempt | None:
             return None
 
 
-def _with_journal(state: State, journal: Sequence[bytes]) -> State:
-    """And with nothing that the journal has led to."""
-    attempt = _attempt_of(state)
-    if attempt is None:
-        return state
-    attempt = replace(attempt, journal=tuple(journal), held=None)
+def _with_attempt(state: State, attempt: SecureAttempt) -> State:
     match state:
         case Masking():
             return replace(state, secure=attempt)
@@ -78,10 +75,10 @@ def state_from_json(
     *, version: int, phase: str, text: str, where: str, now: float, journal: Sequence[bytes] = ()
 ) -> State:
     """The state that `text` holds, with its deadline as much after `now` as was left, and `journal` in its attempt of
-    secure aggregation.
+    secure aggregation, replayed.
 
-    Raises StorageError naming `where` for another version, text that is not one, and a journal without an attempt or
-    the other way round.
+    Raises StorageError naming `where` for another version, text that is not one, a journal without an attempt or the
+    other way round, and one that no attempt has written.
     """
     if version != STATE_VERSION:
         raise StorageError(
@@ -101,9 +98,17 @@ def state_from_json(
             raise StorageError(
                 f"{where} holds a state with {seconds} seconds left of its deadline: restore it from backup"
             )
-    if (_attempt_of(state) is None) != (not journal):
+    attempt = _attempt_of(state)
+    if (attempt is None) != (not journal):
         raise StorageError(
             f"{where} holds the phase {phase} with {len(journal)} events of a masked attempt: restore it from backup"
         )
-    state = _with_journal(state, journal)
+    if attempt is not None:
+        try:
+            state = _with_attempt(state, replace(attempt, journal=tuple(journal)).recovered())
+        except (MalformedMessage, WrongTime, Conflict) as error:
+            raise StorageError(
+                f"{where} has events of a masked attempt that do not follow one another, restore it from backup: "
+                f"{error}"
+            ) from error
     return state if left is None else with_deadline(state, now + left)

@@ -11,6 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from lorica_security.errors import StorageError
+
 revision = "0009"
 down_revision = "0008"
 
@@ -44,8 +46,13 @@ def upgrade() -> None:
 def downgrade() -> None:
     connection = op.get_bind()
     events = connection.execute(sa.text("SELECT event FROM masked_events ORDER BY position")).scalars().all()
-    for (text,) in connection.execute(sa.text("SELECT state FROM machine WHERE version = 5")).all():
+    for text, count in connection.execute(sa.text("SELECT state, events FROM machine WHERE version = 5")).all():
         state = json.loads(text)
+        if count != len(events):
+            raise StorageError(
+                f"the state has {len(events)} events of the masked attempt under way, not {count}: restore it from "
+                "backup"
+            )
         if (attempt := _attempt_of(state)) is not None:
             attempt["journal"] = [b64encode(event).decode() for event in events]
             connection.execute(sa.text("UPDATE machine SET state = :state"), {"state": json.dumps(state)})
