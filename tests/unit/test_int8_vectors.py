@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.delta_source import FORMS, Int8Reader
 from lorica_coordinator.edges.sums.reducers.reducer import spooled
-from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage
+from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk
+from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_wire.canonical import digest_of
 from silo_wire.int8_vectors.blocks import Floats, as_floats, sum_of_squares
 from silo_wire.int8_vectors.rounding import in_int8, round_to_int8
@@ -21,6 +23,7 @@ from silo_wire.int8_vectors.sizes import bytes_of, numbers_of
 from silo_wire.manifest import CHUNK_BYTES, Layout, TensorSpec, manifest_of
 from tests.support import int8_by_hand
 from tests.support.coordinator_edges import A, chunk_of, round_key, update_header
+from tests.support.federation_peer import small_bundle
 
 LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**120
 MOST = 127 * MOST_SCALE
@@ -172,6 +175,16 @@ def test_chunks_begin_where_blocks_do() -> None:
     )
     assert manifest_of(layout, [bytes(layout.total_bytes)]).chunk_bytes == layout.chunk_bytes
     assert layout.as_type("float32").digest != layout.digest
+
+
+def test_a_silo_has_room_for_what_it_keeps_of_rounding(tmp_path: Path) -> None:
+    """Two models, an update, and two remainders in float32."""
+    bundle = small_bundle(elements=2500, wire={"update": "int8"})
+    assert bundle.update_bytes == 2500 + 3 * 4
+    least = FREE_BYTES + 2 * 4 * 2500 + bundle.update_bytes + 2 * 4 * 2500
+    check_disk(SiloFolder(tmp_path), 2, bundle, least)
+    with pytest.raises(LoricaError, match="are needed"):
+        check_disk(SiloFolder(tmp_path), 2, bundle, least - 1)
 
 
 # ---- on the coordinator's disk --------------------------------------------------------------------------------------
