@@ -257,6 +257,11 @@ def test_a_dry_run_tells_the_bytes_that_the_federation_over_the_network_counts(
         assert silo["training_s"] > 0
         assert silo["evaluation_s"] > 0
         assert silo["memory"]["peak"] > sum(silo["memory"][part] for part in ("parameters", "gradients", "optimizer"))
+    a_round = told["silos"][0]["traffic"]
+    assert told["line_s"]["10 Mbit/s"] == (a_round["down"] + a_round["up"]) * 8 / 1e7
+    assert [(one["key"], one["dtype"]) for one in told["shorter"]] == [("model", "bfloat16"), ("update", "int8")]
+    assert "lines, a round: 10 Mbit/s" in shown
+    assert "recommended: " in shown
     assert told["evaluations"] == ROUNDS
     assert told["simulation_s"] > told["federation_s"]
     state = networked.folder / "state"
