@@ -100,6 +100,8 @@ _STUDY_TABLES: Final = {
     "fedparsing-fewest-differences": ("fedparsing-100", "## Points more than alone"),
     "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
     "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
+    "wire-losses": ("wire", "## Loss per target token on dev, in nats"),
+    "wire-differences": ("wire", "## Nats more than float32 after the last round"),
     "answers-scores": ("answers", "## Exact match on test"),
     "answers-differences": ("answers", "## Points more than floor"),
 }
