@@ -77,6 +77,34 @@ def test_what_was_recorded_is_there_for_the_next_process(tmp_path: Path) -> None
     again.close()
 
 
+def test_after_what_may_be_lost_all_else_is_durable_as_before(tmp_path: Path) -> None:
+    """What the agent is at is of no use after a power cut, and waits for no disk; the next record does."""
+    journal, seen = opened(tmp_path), list[str]()
+
+    def noted(statement: str) -> None:
+        if statement.startswith(("INSERT", "PRAGMA")):
+            seen.append(statement.split("(")[0].strip())
+
+    def synchronous() -> int:
+        return int(journal._connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    journal._connection.set_trace_callback(noted)
+    journal.record(JournalActivity(Activity.TRAINING, KEY))
+    journal._connection.set_trace_callback(None)
+    assert seen == [
+        "PRAGMA synchronous = NORMAL",
+        "INSERT INTO facts VALUES",
+        "PRAGMA synchronous = FULL",
+    ]
+    assert synchronous() == 2
+    with sqlite3.connect(tmp_path / "journal.sqlite") as other:
+        other.execute("CREATE TRIGGER full BEFORE UPDATE ON facts BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+    with pytest.raises(StorageError, match="disk is full"):
+        journal.record(JournalActivity(Activity.TRAINING, KEY))
+    assert synchronous() == 2
+    journal.close()
+
+
 def test_only_the_newest_update_is_kept(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     newer = replace(UPDATE, key=replace(KEY, attempt=3))

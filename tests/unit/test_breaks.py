@@ -17,6 +17,7 @@ SUBJECTS = {
     "certificates",
     "clipping",
     "drift",
+    "durability",
     "export",
     "family",
     "int8",

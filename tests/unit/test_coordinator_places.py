@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from lorica_coordinator.edges.server.places import Places
+from lorica_coordinator.edges.server.places import TIDY_BYTES, Places
 
 LONG_S = 30.0
 
@@ -99,14 +99,19 @@ async def test_the_end_of_a_transfer_gives_its_place_back_once(held: bool) -> No
     await third
 
 
-async def test_the_end_of_each_transfer_is_told() -> None:
-    ended: list[str] = []
-    places = Places(2, on_end=lambda: ended.append("one"))
-    async with places.place():
-        async with places.place():
-            assert ended == []
-        assert ended == ["one"]
-    assert ended == ["one", "one"]
+async def test_memory_is_tidied_after_a_large_transfer_and_after_many_small_ones() -> None:
+    tidied: list[str] = []
+    places = Places(2, tidy=lambda: tidied.append("once"))
+    async with places.place() as large:
+        large.moved_bytes += TIDY_BYTES
+        async with places.place() as small:
+            small.moved_bytes += TIDY_BYTES - 1
+        assert tidied == []
+    assert tidied == ["once"]
+    for _ in range(3):
+        async with places.place() as half:
+            half.moved_bytes += TIDY_BYTES // 2
+    assert tidied == ["once", "once"]
 
 
 async def test_a_peer_that_was_quick_may_be_slow_once() -> None:

@@ -71,6 +71,27 @@ def test_whole_update_is_committed_with_its_norm(spools: Spools) -> None:
     assert content_of(vector) == DELTA.tobytes()
 
 
+def test_what_a_commit_promises_is_on_the_disk(spools: Spools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update, its record, its key, and the folder's entries for all three, when there is none to come any more."""
+    synced: list[tuple[int, set[str]]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        names = {path.name for path in spools._folder.glob("*/*/*")}
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, names))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    fill(spools, HEADER.manifest.chunks)
+    spools.open(KEY, A, HEADER, LAYOUT).commit()
+    files = {path.name: path.stat().st_ino for path in file_of(spools).parent.iterdir()}
+    assert len(files) == 3
+    assert set(files.values()) <= {inode for inode, _ in synced}
+    last, entries = synced[-1]
+    assert last == file_of(spools).parent.stat().st_ino
+    assert entries == set(files), "after the last of them had its name"
+
+
 def test_norm_of_three_and_four_is_five(spools: Spools) -> None:
     delta = np.zeros(LAYOUT.parameters, dtype="<f4")
     delta[0], delta[-1] = 3.0, -4.0

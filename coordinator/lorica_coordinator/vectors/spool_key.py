@@ -48,10 +48,11 @@ class SpoolKey:
 
 
 def make_key(path: Path) -> SpoolKey:
-    """A fresh one, durable in `path`; what was there is destroyed first. Raises OSError, StorageError."""
+    """A fresh one in `path`, durable with the folder's entry; what was there is destroyed first. Raises OSError,
+    StorageError."""
     destroy_key(path)
     secret = secrets.token_bytes(KEY_BYTES)
-    files.write_private(path, secret)
+    files.write_private(path, secret, entry=False)
     return SpoolKey(secret)
 
 

@@ -174,9 +174,10 @@ def manifest_from_fields(fields: object, where: Path) -> Manifest:
         ) from error
 
 
-def write_record(path: Path, fields: Mapping[str, object]) -> None:
-    """Write a small JSON record, durably, with its own digest."""
-    files.replace(path, canonical_json({"digest": digest_of(canonical_json(fields)), "fields": fields}))
+def write_record(path: Path, fields: Mapping[str, object], *, entry: bool = True) -> None:
+    """Write a small JSON record, durably, with its own digest. `entry` as for `files.replace`."""
+    content = canonical_json({"digest": digest_of(canonical_json(fields)), "fields": fields})
+    files.replace(path, content, entry=entry)
 
 
 def read_record(path: Path) -> dict[str, Any]:

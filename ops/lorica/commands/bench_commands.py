@@ -17,7 +17,7 @@ def bench(
     ] = None,
     parameters: Annotated[
         list[int] | None,
-        typer.Option(min=2_000_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
+        typer.Option(min=400_000, help="Parameters of the model; repeatable. Default: 25 M, 50 M, T5-base."),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds that count, after one that does not; 1: the first of all, alone.")
@@ -60,9 +60,7 @@ def bench_secagg(
     ] = None,
     parameters: Annotated[
         list[int] | None,
-        typer.Option(
-            min=2_000_000, help="Parameters of the model; repeatable. Default: T5-base; with a peer 2 M, 25 M."
-        ),
+        typer.Option(min=400_000, help="Parameters of the model; repeatable. Default: T5-base; with a peer 2 M, 25 M."),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=0, help="Whole rounds that count, after one that does not; 0: the masks alone.")

@@ -74,7 +74,7 @@ class Plan(PlanValues):
             }
         return canonical_json(values)
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
         return digest_of(self.to_json())
 

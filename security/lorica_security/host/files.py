@@ -41,16 +41,19 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
+def replace(path: Path, content: bytes, mode: int = 0o644, *, entry: bool = True) -> None:
     """Write `content` to `path` atomically and durably, on a full disk in place of its ballast; raises StorageError
-    naming the file."""
+    naming the file.
+
+    Without `entry` the folder's entry becomes durable with the next `sync_folder`, which is the caller's to see to.
+    """
     try:
-        ballast.with_room(path, lambda: _replace(path, content, mode))
+        ballast.with_room(path, lambda: _replace(path, content, mode, entry=entry))
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
+def _replace(path: Path, content: bytes, mode: int, *, entry: bool) -> None:
     """Raises OSError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -61,7 +64,8 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
             file.flush()
             os.fsync(descriptor)
             os.replace(temporary, path)
-        sync_folder(path.parent)
+        if entry:
+            sync_folder(path.parent)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -145,9 +149,9 @@ def _append_private(path: Path, data: bytes, at: int | None) -> None:
         sync_folder(path.parent)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a key or a secret: mode 0600, atomically."""
-    replace(path, content, PRIVATE_FILE_MODE)
+def write_private(path: Path, content: bytes, *, entry: bool = True) -> None:
+    """Write a key or a secret: mode 0600, atomically. `entry` as for `replace`."""
+    replace(path, content, PRIVATE_FILE_MODE, entry=entry)
 
 
 def mark(path: Path) -> None:

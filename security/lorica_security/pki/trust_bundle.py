@@ -8,6 +8,7 @@ itself.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -118,6 +119,7 @@ def _leads(by: x509.Certificate, to: x509.Certificate, successions: Sequence[Aut
     return any(one.holds(predecessor=by, successor=to) for one in successions)
 
 
+@lru_cache(maxsize=1024)  # of the same bytes the same answer; dates and what is trusted are asked anew each time
 def directly_issued(certificate: x509.Certificate, *, by: x509.Certificate) -> bool:
     """Whether `by`'s name is the issuer and `by`'s key made the signature."""
     try:

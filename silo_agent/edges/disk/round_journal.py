@@ -107,6 +107,7 @@ class RoundJournal:
     def __init__(self, path: Path, *, updates: Path, silo: SiloName, synced: bool = True) -> None:
         self._path, self._updates, self._silo = path, updates, silo
         self._turn = threading.Lock()
+        self._synchronous = "FULL" if synced else "OFF"
         _begin(path, synced=synced)
         try:
             self._connection = _connect(path)
@@ -119,8 +120,7 @@ class RoundJournal:
                 if version not in (None, SCHEMA_VERSION) or (version is None and names):
                     raise _another_release(path, version or "none")
                 _make(connection)
-            if not synced:
-                self._connection.execute("PRAGMA synchronous=OFF")
+            self._connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         except StorageError:
             self.close()
             raise
@@ -158,7 +158,8 @@ class RoundJournal:
                 )
             case JournalActivity(activity, key, detail):
                 shown = f" round {key.round} attempt {key.attempt}" if key else ""
-                self.set_fact("activity", f"{activity.value}{shown}{f': {detail}' if detail else ''}")
+                at_work = f"{activity.value}{shown}{f': {detail}' if detail else ''}"
+                self._write(_SET_FACT, ("activity", at_work), durable=False)  # it is of no use to another process
 
     def paused(self) -> bool:
         return self.fact("paused") == "yes"
@@ -360,9 +361,17 @@ class RoundJournal:
         with self._turn_of_a_thread():
             return self._connection.execute(query, values).fetchall()
 
-    def _write(self, statement: str, values: Sequence[object] = ()) -> None:
-        with self._transaction() as connection:
-            connection.execute(statement, values)
+    def _write(self, statement: str, values: Sequence[object] = (), *, durable: bool = True) -> None:
+        """What is not durable is lost with the machine's power, not with this process."""
+        with self._turn_of_a_thread():
+            if not durable and self._synchronous == "FULL":
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                with _committed(self._connection):
+                    self._connection.execute(statement, values)
+            finally:
+                if not durable and self._synchronous == "FULL":
+                    self._connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

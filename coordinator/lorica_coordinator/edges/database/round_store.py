@@ -56,7 +56,7 @@ from lorica_coordinator.edges.database.state_json import (
     state_to_json,
 )
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
-from lorica_coordinator.rounds.effects import Record, RoundAbandoned, RoundClosed
+from lorica_coordinator.rounds.effects import Record
 from lorica_coordinator.rounds.states import Idle, State
 from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_coordinator.service.records import (
@@ -148,8 +148,7 @@ class SqlRoundStore:
             for record in records:
                 write_record(connection, record, at)
             put_row(connection, machine, {"id": _MACHINE_ID}, values)
-            deleted = write_events(connection, before, events)
-            if deleted or any(isinstance(record, RoundClosed | RoundAbandoned) for record in records):
+            if write_events(connection, before, events):
                 self._log_is_clear = False
         self._events = events
 

@@ -314,7 +314,7 @@ class ModelStore:
         if with_state and not keeps_its_own:
             shutil.rmtree(self._state_folder(model), ignore_errors=True)
             (work / "optimizer").rename(self._state_folder(model))
-        files.replace(self._manifest_path(model), manifest_to_json(manifest))
+        files.replace(self._manifest_path(model), manifest_to_json(manifest), entry=False)
         (work / "model.safetensors").replace(self._path(model))
         files.sync_folder(self._folder)
         self._manifests[model] = manifest

@@ -69,7 +69,9 @@ class _Place:
         return manifest, norm if isinstance(norm, float) else None
 
     def write(self, manifest: Manifest, norm: float | None) -> None:
-        write_record(self.record, {"manifest": manifest_fields(manifest), "norm": norm})
+        """Of a whole update (`norm`) everything becomes durable, the folder's entries, too. What was begun may be lost
+        with the machine's power: it is sent again."""
+        write_record(self.record, {"manifest": manifest_fields(manifest), "norm": norm}, entry=norm is not None)
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ class Spool:
                 self._written_back = 0
                 raise StorageError(f"{self._place.delta} cannot be made durable: {error.strerror or error}") from error
             norm = norm_of(self._progress.sums)
-            self._place.write(self._manifest, norm)  # also makes the folder's entries durable
+            self._place.write(self._manifest, norm)
             self._progress.norm = norm
             return norm
 

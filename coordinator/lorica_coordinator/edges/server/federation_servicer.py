@@ -54,7 +54,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._federation = federation
         self._on_sent = on_sent
         self._on_received = on_received
-        self._places = Places(on_end=give_memory_back)
+        self._places = Places(tidy=give_memory_back)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on `server`; the transfers of chunks read and write them without protobuf's copies."""
@@ -148,6 +148,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 for index in range(request.first_chunk, chunks):
                     await place.keep()
                     piece = await source.piece(index)
+                    place.moved_bytes += source.header.manifest.chunk_size(index)
                     self._on_sent(source.header.manifest.chunk_size(index))
                     with place.waiting_for_peer():
                         yield piece
@@ -187,6 +188,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                 while (piece := await place.next(pieces)) is not None:
                     if not isinstance(piece, ChunkPiece):
                         raise MalformedMessage("after its header an upload holds chunks alone")
+                    place.moved_bytes += len(piece.data)
                     await upload.write(piece.index, piece.data)
                     self._on_received(len(piece.data))
             receipt = await upload.commit()
@@ -282,6 +284,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         async with self._places.place() as place:
             for index, piece in enumerate(pieces):
                 await place.keep()
+                place.moved_bytes += len(piece)
                 self._on_sent(len(piece))
                 with place.waiting_for_peer():
                     yield message(index, piece)

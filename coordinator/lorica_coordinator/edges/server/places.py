@@ -14,6 +14,9 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
+TIDY_BYTES: Final = 32 << 20
+"""So much may have been transferred before memory is tidied: of small models that is once in many rounds."""
+
 PLACES: Final = max(2, os.cpu_count() or 1)
 PATIENCE_S: Final = 0.02
 """A peer that takes longer for each chunk of 1 MiB is slower than 400 Mbit/s."""
@@ -30,16 +33,17 @@ class Places:
         self,
         number: int = PLACES,
         *,
-        on_end: Callable[[], None] = lambda: None,
+        tidy: Callable[[], None] = lambda: None,
         patience_s: float = PATIENCE_S,
         most_patience_s: float = MOST_PATIENCE_S,
         turn_s: float = TURN_S,
     ) -> None:
-        """`on_end` is told of the end of each transfer."""
+        """`tidy` is called at the end of a transfer, where TIDY_BYTES were transferred since the last time."""
         self._free = asyncio.Semaphore(number)
         self.under_way = 0
         """Transfers that have begun and not ended; some of them may wait for a place."""
-        self._on_end = on_end
+        self._tidy = tidy
+        self._untidy_bytes = 0
         self._patience_s = patience_s
         self._most_patience_s = most_patience_s
         self._turn_s = turn_s
@@ -57,7 +61,10 @@ class Places:
         finally:
             self.under_way -= 1
             place.give_up()
-            self._on_end()
+            self._untidy_bytes += place.moved_bytes
+            if self._untidy_bytes >= TIDY_BYTES:
+                self._untidy_bytes = 0
+                self._tidy()
 
 
 class Place:
@@ -69,6 +76,8 @@ class Place:
         self._most_patience_s = most_patience_s
         self._patience_s = patience_s
         self._turn_s = turn_s
+        self.moved_bytes = 0
+        """Of chunks, as whoever holds the place adds them up."""
         self._loop = asyncio.get_running_loop()
         self._held = False
         self._until = 0.0
