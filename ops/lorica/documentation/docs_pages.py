@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from lorica.documentation import docs_commands, rooms
+from lorica.documentation import bench_tables, docs_commands, rooms
 from lorica.documentation.algorithm_table import algorithm_table, mechanism_table
 from lorica.documentation.forecasts.int8_under_masks import masked_int8_table
 from lorica.documentation.forecasts.on_lines import lines_table
@@ -115,6 +115,10 @@ def rooms_table(package: str) -> str:
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
+    "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
+    "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
+    "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
+    "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "plan": plan_table,
     "plan-model": plan_model_table,
     "algorithms": algorithm_table,

@@ -82,8 +82,8 @@ def _lines(it: Estimate) -> list[str]:
         f"wire, a round: {bytes_text(silo.traffic.down)} to a silo, {bytes_text(silo.traffic.up)} from it{beside}",
         f"wire, the plan: {bytes_text(silo.whole_traffic.down)} to a silo, {bytes_text(silo.whole_traffic.up)} from "
         f"it; the coordinator sends {bytes_text(total.down)} and receives {bytes_text(total.up)}",
-        f"time, the plan: {seconds_text(it.federation_s)} in a federation, where the slowest silo sets each round; "
-        f"{seconds_text(it.simulation_s)} simulated here, {turns}",
+        f"time, the plan: {seconds_text(it.federation_s)} in a federation of a machine for each silo, of which the "
+        f"slowest sets each round; {seconds_text(it.simulation_s)} simulated here, {turns}",
         f"memory at a silo: {bytes_text(memory.parameters)} parameters, {bytes_text(memory.gradients)} gradients, "
         f"{bytes_text(memory.optimizer)} optimizer, {bytes_text(memory.round_model)} round model; the rest is "
         "activations, data and program",
