@@ -4,7 +4,8 @@ A model or an update travels as one little-endian vector: the tensors of a Layou
 order, without gaps. Aliases of a tied parameter appear once, under the name that comes first in that order. The vector
 is cut into chunks of `chunk_bytes` (the last may be shorter); a Manifest lists the digest of each. Its own digest
 covers the layout, the sizes and every chunk digest, so it stands for the whole content. A masked update is such a
-vector too, of one tensor of 32-bit words (`masked_layout`).
+vector too, of one tensor of 32-bit words (`masked_layout`). Numbers in int8 stand in blocks with a scale each
+(int8_vectors/sizes.py).
 """
 
 import hmac
@@ -19,6 +20,7 @@ from blake3 import blake3
 
 from lorica_security.errors import IntegrityError, MalformedMessage
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json, digest_of
+from silo_wire.int8_vectors.sizes import BLOCK_BYTES, bytes_of
 
 CHUNK_BYTES = 1 << 20
 """Small enough for gRPC's default limit of 4 MiB, large enough that what each message costs hardly shows."""
@@ -29,10 +31,13 @@ MAX_DIMENSIONS = 16
 MAX_TOTAL_BYTES = 1 << 40
 
 ParameterDtype = Literal["float32", "bfloat16"]
-"""What models and updates travel in."""
-Dtype = ParameterDtype | Literal["uint32"]
+"""What models travel in, and updates."""
+UpdateDtype = Literal["float32", "bfloat16", "int8"]
+"""What updates travel in."""
+Dtype = UpdateDtype | Literal["uint32"]
 """What a flat vector can hold: parameters, or the words of a masked update."""
-ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "uint32": 4}
+ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "uint32": 4}
+"""Of one number; in int8 each block has its scale beside them."""
 MASKED_TENSOR = "masked"
 
 
@@ -88,13 +93,24 @@ class Layout:
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    def as_type(self, dtype: ParameterDtype) -> "Layout":
+    @property
+    def unit_bytes(self) -> int:
+        """The fewest that can be read by themselves: a number, in int8 a block. Chunks are multiples of them."""
+        return BLOCK_BYTES if self.dtype == "int8" else self.item_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the chunks that vectors of this layout are cut into by those who make them: CHUNK_BYTES, or the most below
+        it that can be read by themselves."""
+        return CHUNK_BYTES - CHUNK_BYTES % self.unit_bytes
+
+    def as_type(self, dtype: UpdateDtype) -> "Layout":
         """The same tensors as numbers of another type."""
         return self if dtype == self.dtype else Layout(dtype, self.tensors)
 
     @property
     def total_bytes(self) -> int:
-        return self.parameters * self.item_bytes
+        return bytes_of(self.parameters) if self.dtype == "int8" else self.parameters * self.item_bytes
 
     def placed(self) -> Iterator[tuple[TensorSpec, int]]:
         """Each tensor with the index of its first element in the flat vector."""
@@ -244,11 +260,11 @@ class ChunkDigests:
 
 
 def manifest_of(
-    layout: Layout, blocks: Iterable[bytes | bytearray | memoryview], chunk_bytes: int = CHUNK_BYTES
+    layout: Layout, blocks: Iterable[bytes | bytearray | memoryview], chunk_bytes: int | None = None
 ) -> Manifest:
-    """The manifest of a vector that arrives as consecutive blocks of any size; raises IntegrityError when the length is
-    wrong."""
-    digests = ChunkDigests(chunk_bytes)
+    """The manifest of a vector that arrives as consecutive blocks of any size, in chunks of the layout's own size
+    unless `chunk_bytes` says another; raises IntegrityError when the length is wrong."""
+    digests = ChunkDigests(layout.chunk_bytes if chunk_bytes is None else chunk_bytes)
     for block in blocks:
         digests.update(memoryview(block).cast("B"))
     return digests.manifest(layout)

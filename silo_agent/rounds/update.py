@@ -7,11 +7,13 @@ arrays that are given, so that nothing of a whole model's size is ever made.
 
 bfloat16 with error feedback (Seide et al. 2014; Karimireddy et al. 2019): with residual r, the silo rounds u = delta +
 r to b(u), sends that, and r becomes u - b(u). Over rounds what travelled and the last residual add up to the deltas. u
-- b(u) has no rounding error of its own: it is the low half of u's significand.
+- b(u) has no rounding error of its own: it is the low half of u's significand. int8 goes the same way, whose rounding
+is in silo_wire/int8_vectors.
 
 Clipped, the residual is taken of what is left after clipping: what clipping cut off is meant to be lost. Fed back it
 would leave in later rounds after all, and pile up without bound where every delta is clipped. Rounding may lift a
-clipped norm above the bound by the 256th part of it at most, which an accountant of privacy has to count.
+clipped norm above the bound, in bfloat16 by the 256th part of it at most: whoever promises privacy for a bound sends
+float32.
 """
 
 import math

@@ -222,13 +222,16 @@ async def test_loss_reduction_that_no_training_gives(play: Play) -> None:
         lambda layout: Layout("float32", layout.tensors[:-1]),
         lambda layout: Layout("float32", (*layout.tensors, TensorSpec("zzz", (1,)))),
         lambda layout: Layout("bfloat16", layout.tensors),
+        lambda layout: Layout("int8", layout.tensors),
     ],
-    ids=["other-shapes-same-size", "a-tensor-less", "an-element-more", "another-type"],
+    ids=["other-shapes-same-size", "a-tensor-less", "an-element-more", "another-type", "int8"],
 )
 async def test_update_of_another_model_shape(play: Play, layout_of: Callable[[Layout], Layout]) -> None:
     other = layout_of(play.layout)
     content = b"\0" * other.total_bytes
-    update = play.honest(data=content, manifest=manifest_of(other, [content], CHUNK_BYTES))
+    update = play.honest(
+        data=content, manifest=manifest_of(other, [content], CHUNK_BYTES - CHUNK_BYTES % other.unit_bytes)
+    )
     async with refused(play.at, MalformedMessage, INVALID, "wrong model shape"):
         await play.hospital.upload(update)
     await play.finish()

@@ -257,6 +257,11 @@ def test_a_dry_run_tells_the_bytes_that_the_federation_over_the_network_counts(
         assert silo["training_s"] > 0
         assert silo["evaluation_s"] > 0
         assert silo["memory"]["peak"] > sum(silo["memory"][part] for part in ("parameters", "gradients", "optimizer"))
+    a_round = told["silos"][0]["traffic"]
+    assert told["line_s"]["10 Mbit/s"] == (a_round["down"] + a_round["up"]) * 8 / 1e7
+    assert [(one["key"], one["dtype"]) for one in told["shorter"]] == [("model", "bfloat16"), ("update", "int8")]
+    assert "lines, a round: 10 Mbit/s" in shown
+    assert "recommended: " in shown
     assert told["evaluations"] == ROUNDS
     assert told["simulation_s"] > told["federation_s"]
     state = networked.folder / "state"
@@ -329,6 +334,30 @@ def test_a_dry_run_measures_private_training_and_tells_its_epsilon(
     assert shown.count("LATE: training at silo") == 2
 
 
+def test_updates_in_int8_give_the_same_models_and_remainders_in_a_quarter_of_the_bytes(
+    networked: Federation, silos: Path, tmp_path: Path
+) -> None:
+    """The last tests of this federation, which has other plans from here on."""
+    networked.coordinator("plan", "new", "short", "--size", "micro", *settings(**{"wire.update": "int8"}))
+    before = networked.metric("lorica_received_bytes_total")
+    networked.coordinator("plan", "start", "short")
+    networked.wait(lambda: networked.view().look()[0].phase != "finished")
+    networked.wait(networked.finished)
+    simulated(networked.plans / "short", silos, tmp_path / "out")
+    over_network = json.loads(networked.coordinator("rounds", "--json"))
+    here = rounds_of(tmp_path / "out")
+    assert [row["outcome"] for row in here] == ["applied"] * ROUNDS
+    assert [row["model"] for row in here] == [row["model_digest"] for row in over_network]
+    bundle = compile_plan(networked.plans / "short")
+    numbers, sent = bundle.layout.parameters, networked.metric("lorica_received_bytes_total") - before
+    assert sent == ROUNDS * 2 * bundle.update_bytes == ROUNDS * 2 * (numbers + 4 * -(-numbers // 1024))
+    for silo in ("clinic", "insurer"):
+        folders = (tmp_path / "out" / "silos" / silo / "updates", networked.root / "agents" / silo / "updates")
+        held = [{path.name: path.read_bytes() for path in folder.glob("*.residual")} for folder in folders]
+        assert held[0] == held[1]
+        assert len(held[0]) == 2, "begun with, and left"
+
+
 CORRECTED = {
     "schedule.rounds": 3,
     "aggregation.reduction_memory": 0,
@@ -349,7 +378,6 @@ CORRECTED = {
 def test_corrections_of_drift_are_the_same_too_where_an_agent_is_killed_in_the_second_round(
     networked: Federation, silos: Path, tmp_path: Path
 ) -> None:
-    """The last tests of this federation, which has other plans from here on."""
     networked.coordinator("plan", "new", "corrected", "--size", "micro", *settings(**CORRECTED))
     networked.coordinator("plan", "start", "corrected")
     networked.wait(lambda: networked.view().look()[0].phase != "finished" and networked.at_round(2))

@@ -1,7 +1,7 @@
 """A plan of adapters that take turns, and who dies where in it; beside kill_plan.py.
 
 B is trained in rounds 1 and 3, A in round 2. What rests has momentum at the coordinator and remainders of rounding at
-the silos, which wait over a round that has nothing to do with them, and over the kills in it.
+the silos, which wait over a round that has nothing to do with them, and over the kills in it. Updates travel in int8.
 """
 
 from lorica.soak.federation import COORDINATOR, Shape
@@ -19,6 +19,7 @@ SHAPE = Shape(
     values={
         **OF_WHOLE_MODELS.values,
         "schedule.rounds": ROUNDS,
+        "wire.update": "int8",
         "adapters.rank": 4,
         "adapters.train": "alternate",
         "training.learning_rate": 0.01,

@@ -22,6 +22,7 @@ from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from tests.support import int8_by_hand
 
 FEDERATION = "health-net"
 A, B, C = SiloName("bank-a"), SiloName("bank-b"), SiloName("clinic-c")
@@ -29,6 +30,13 @@ CHUNK_BYTES = 16 << 10
 
 Vector = NDArray[np.float32]
 TYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def travelling(delta: Vector, dtype: Dtype) -> bytes:
+    """The delta as its silo sends it."""
+    if dtype == "int8":
+        return int8_by_hand.written(delta)
+    return torch.from_numpy(delta).to(TYPES[dtype]).view(torch.uint8).numpy().tobytes()
 
 
 def make_plan(state: Path, name: str = "first", **arguments: Any) -> PlanBundle:
@@ -130,7 +138,7 @@ class Workplace:
     ) -> CommittedUpdate:
         """Spool and commit a whole update, in the plan's type for updates."""
         layout = self.bundle.update_layout
-        data = torch.from_numpy(delta).to(TYPES[layout.dtype]).view(torch.uint8).numpy().tobytes()
+        data, chunk_bytes = travelling(delta, layout.dtype), chunk_bytes - chunk_bytes % layout.unit_bytes
         told = summary(examples, reduction)
         header = update_header(
             key, Digest(self.bundle.plan.model.initial), layout, data, chunk_bytes=chunk_bytes, told=told

@@ -58,7 +58,7 @@ from silo_wire.messages import (
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.statements import UPDATE_DOMAIN, update_statement
 from silo_wire.v1 import federation_pb2
-from tests.support.coordinator_edges import CHUNK_BYTES, TYPES, chunk_of, make_plan, random_vector
+from tests.support.coordinator_edges import CHUNK_BYTES, chunk_of, make_plan, random_vector, travelling
 
 FEDERATION = FederationName("health-net")
 NO_PLAN = Digest("")
@@ -236,13 +236,13 @@ class SiloStandIn:
     def delta(self, bundle: PlanBundle, round_number: int) -> bytes:
         """In the plan's type for updates."""
         seed = sum(self.name.encode()) * 100 + round_number
-        values = torch.from_numpy(random_vector(bundle.layout, seed)).to(TYPES[bundle.plan.wire.update])
-        return values.view(torch.uint8).numpy().tobytes()
+        return travelling(random_vector(bundle.layout, seed), bundle.plan.wire.update)
 
     def header(
         self, key: RoundKey, model: Digest, bundle: PlanBundle, delta: bytes, *, first_chunk: int = 0
     ) -> UpdateHeader:
-        manifest = manifest_of(bundle.update_layout, [delta], CHUNK_BYTES)
+        layout = bundle.update_layout
+        manifest = manifest_of(layout, [delta], CHUNK_BYTES - CHUNK_BYTES % layout.unit_bytes)
         statement = update_statement(
             key=key, silo=self.name, model=model, update=manifest.digest, summary=self.summary()
         )

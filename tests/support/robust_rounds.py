@@ -13,7 +13,7 @@ from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_coordinator.vectors import model_file
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
-from silo_wire.manifest import ParameterDtype
+from silo_wire.manifest import UpdateDtype
 from tests.support.coordinator_edges import Vector, Workplace, content_of, stored_vector
 from tests.support.federation_peer import small_bundle
 
@@ -35,7 +35,7 @@ def section_of(reducer: str, **changes: Any) -> dict[str, Any]:
     return {**FED_AVG, "reducer": reducer, **SETTINGS[reducer], **changes}
 
 
-def place_of(folder: Path, elements: int, *, update: ParameterDtype = "float32") -> Workplace:
+def place_of(folder: Path, elements: int, *, update: UpdateDtype = "float32") -> Workplace:
     """One plan's files below `folder`, whose first model is zeros."""
     bundle = small_bundle(elements=elements, wire={"update": update})
     initial = folder / "initial"

@@ -30,6 +30,7 @@ from silo_wire.manifest import Layout, TensorSpec
 from silo_wire.plans.adapters import AdaptersSection, Turns, adapter_names
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.server_step.resting import at_rest
+from tests.support import int8_by_hand
 from tests.support.coordinator_edges import A, B, Workplace, make_plan, random_vector, stored_vector
 from tests.unit.test_training_adapters import base_of, data, handed_out
 
@@ -89,6 +90,8 @@ def trained(
     kind = place.bundle.update_layout.dtype
     if kind == "float32":
         return update, np.frombuffer(raw, dtype="<f4")
+    if kind == "int8":
+        return update, int8_by_hand.read(raw)
     return update, torch.frombuffer(bytearray(raw), dtype=torch.bfloat16).float().numpy()
 
 
@@ -257,10 +260,11 @@ def test_training_that_goes_on_after_a_kill_sends_what_it_had_sent(made: Mapping
     assert np.array_equal(again, whole)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_what_rounding_cuts_off_a_half_waits_for_the_round_that_trains_it_again(
-    made: Mapping[str, Path], tmp_path: Path
+    made: Mapping[str, Path], tmp_path: Path, dtype: str
 ) -> None:
-    place = place_of(made, "alternate", tmp_path, **{'update = "float32"': 'update = "bfloat16"'})
+    place = place_of(made, "alternate", tmp_path, **{'update = "float32"': f'update = "{dtype}"'})
     trainer, model = trainer_of(place, A, tmp_path), model_of_any_b(place)
     included, held = None, dict[int, NDArray[np.float32]]()
     for number, rests in ROUNDS:

@@ -333,6 +333,7 @@ def test_the_pairs_are_what_the_vector_consists_of(folder: Path, tmp_path: Path)
         ({"momentum = 0.0": "momentum = 0.5"}, r"momentum = 0.5 does not .*: set it to 0.0"),
         ({'step_length = "fixed"': 'step_length = "fedexp"'}, r'"fedexp" does not .*: set it to "fixed"'),
         ({'update = "float32"': 'update = "bfloat16"'}, r'"bfloat16" does not .*: set it to "float32"'),
+        ({'update = "float32"': 'update = "int8"'}, r'"int8" does not .*: set it to "float32"'),
     ],
     ids=lambda it: next(iter(it.values())) if isinstance(it, dict) else "",
 )

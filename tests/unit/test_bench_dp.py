@@ -1,12 +1,12 @@
 """The benchmark of private training: real processes at the smallest size, what it writes, what it refuses."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from lorica.bench.figures import read_figures
 from lorica.bench.private.measure import Task, model_for, records
 from lorica.bench.private.run import Choice, choice, run_bench_dp
 from lorica.bench.private.ways import WAYS
@@ -45,7 +45,7 @@ def test_private_beside_plain(tmp_path: Path) -> None:
     assert plain.time_ratio is None
     assert ghost.time_ratio == pytest.approx(ghost.measured.step_s / plain.measured.step_s, abs=1e-3)
     assert ghost.memory_ratio == pytest.approx(ghost.measured.peak_bytes / plain.measured.peak_bytes, abs=1e-3)
-    written = json.loads(out.read_text())
+    written = read_figures(out)[1]
     assert [one["way"] for one in written] == ["plain", "ghost"]
     assert written[1]["noise_share"] == pytest.approx(ghost.measured.noise_s / ghost.measured.step_s, abs=1e-3)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lorica.bench.figures import read_figures
 from lorica.bench.many.journal import measure_journal
 from lorica.bench.many.run import Choice, first_entered, run_bench_many
 from lorica_security.errors import ConfigurationError, StateError
@@ -29,7 +30,7 @@ def test_the_journal_alone_is_printed_and_written(tmp_path: Path) -> None:
     journals, rounds = run_bench_many(Choice(silos=(3, 4), parameters=0, work=tmp_path / "work", out=out), printed)
     assert [one.silos for one in journals] == [3, 4]
     assert rounds == []
-    written = json.loads(out.read_text())
+    written = read_figures(out)[1]
     assert [one["event_bytes"] for one in written["journals"]] == [one.event_bytes for one in journals]
     assert list((tmp_path / "work").iterdir()) == []
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from rich.console import Console
 
-from lorica.bench.figures import Figures, Run
+from lorica.bench.figures import Figures, Run, read_figures
 from lorica.bench.masked import cryptography, run
 from lorica.bench.masked.availability import DROP_OUT, availability
 from lorica.bench.masked.checks import ModelCheck
@@ -432,7 +432,7 @@ def test_the_run_prints_and_writes_what_it_found(tmp_path: Path) -> None:
     out, printed = tmp_path / "figures.json", Console(record=True, width=200, file=(tmp_path / "printed").open("w"))
     asked = chosen(tmp_path / "work", silos=[3, 4], parameters=[PARAMETERS], rounds=0, out=out)
     found = run_bench_secagg(asked, printed)
-    written = json.loads(out.read_text())
+    written = read_figures(out)[1]
     assert [(one["system"], one["silos"], one["parameters"]) for one in written] == [
         ("lorica masked", 3, PARAMETERS),
         ("lorica masked", 4, PARAMETERS),

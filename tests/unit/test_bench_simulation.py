@@ -1,7 +1,6 @@
 """The benchmark of simulated rounds, at the smallest size; and that a simulation waits for no disk, and nobody else is
 spared that."""
 
-import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lorica.bench.figures import read_figures
 from lorica.bench.simulation import stopwatch
 from lorica.bench.simulation.run import FOLDER, Choice, run_bench_simulation
 from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, REST, TRAINING, Stopwatch
@@ -35,7 +35,7 @@ def test_the_parts_of_a_round_are_all_of_it(tmp_path: Path) -> None:
     assert min(figures.shares[part] for part in (TRAINING, EVALUATION, REST)) > 0.01
     assert (figures.silos, figures.rounds) == (8, 1)
     assert figures.examples == 8 + 5 + 6 * 4
-    (written,) = json.loads((tmp_path / "out.json").read_text())
+    (written,) = read_figures(tmp_path / "out.json")[1]
     assert written["shares"] == figures.shares
     assert not (tmp_path / FOLDER).exists()
     assert somebodys.exists(), "it empties no folder but its own"

@@ -1,6 +1,5 @@
 """The benchmark of aggregation: what it writes, what it counts as different, and what it refuses."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from lorica.bench.figures import read_figures
 from lorica.bench.sums import Choice, _difference, run_bench_sums
 from lorica_security.errors import ConfigurationError
 from tests.support.coordinator_edges import Workplace, make_plan, random_vector
@@ -27,7 +27,7 @@ def test_a_round_is_summed_and_told(tmp_path: Path) -> None:
     assert (figures.device, figures.optimizer, figures.silos) == (HERE, "adam", 2)
     assert figures.seconds > 0
     assert figures.differing == 0  # beside itself
-    assert json.loads((tmp_path / "sums.json").read_text())[0]["parameters"] == figures.parameters
+    assert read_figures(tmp_path / "sums.json")[1][0]["parameters"] == figures.parameters
     assert not (tmp_path / "sums").exists()
 
 

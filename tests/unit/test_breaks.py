@@ -20,6 +20,7 @@ SUBJECTS = {
     "durability",
     "export",
     "family",
+    "int8",
     "jail",
     "joint",
     "larger_than_memory",

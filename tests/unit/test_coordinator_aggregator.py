@@ -27,9 +27,12 @@ from lorica_coordinator.vectors import slab_buffers
 from lorica_coordinator.vectors.slab_buffers import SlabBuffer
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest
+from silo_wire.int8_vectors.blocks import sum_of_squares as int8_squares
+from silo_wire.int8_vectors.sizes import BLOCK_BYTES
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.server_step.server_optimizer import optimizer_named, slots
+from tests.support import int8_by_hand
 from tests.support.coordinator_edges import (
     TYPES,
     A,
@@ -41,6 +44,7 @@ from tests.support.coordinator_edges import (
     make_plan,
     random_vector,
     stored_vector,
+    travelling,
 )
 
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -87,6 +91,9 @@ SENT = {A: (10, 1.0, 4096), B: (100, 0.5, 16 << 10), C: (7, 2.5, 10_000)}
 
 
 def norm_in_chunks(content: bytes, dtype: str, step: int) -> float:
+    if dtype == "int8":
+        step -= step % BLOCK_BYTES
+        return norm_of(int8_squares(content[begin : begin + step]) for begin in range(0, len(content), step))
     return norm_of(sum_of_squares(content[begin : begin + step], dtype) for begin in range(0, len(content), step))
 
 
@@ -107,12 +114,14 @@ def sent(place: Workplace, round_number: int = 1, attempt: int = 1) -> list[Comm
 
 def as_sent(place: Workplace, delta: Vector) -> Vector:
     """The delta as the coordinator gets it, in float32."""
-    return torch.from_numpy(delta).to(TYPES[place.bundle.plan.wire.update]).float().numpy()
+    dtype = place.bundle.plan.wire.update
+    if dtype == "int8":
+        return int8_by_hand.read(as_bytes(place, delta))
+    return torch.from_numpy(delta).to(TYPES[dtype]).float().numpy()
 
 
 def as_bytes(place: Workplace, delta: Vector) -> bytes:
-    values = torch.from_numpy(delta).to(TYPES[place.bundle.plan.wire.update])
-    return values.view(torch.uint8).numpy().tobytes()
+    return travelling(delta, place.bundle.plan.wire.update)
 
 
 def master_of(place: Workplace, model: Digest) -> Vector:
@@ -134,8 +143,8 @@ def expected_rounds(place: Workplace, changes: dict[str, Any], rounds: int) -> V
     model = torch.from_numpy(master_of(place, place.models.initial()).copy())
     state = {name: torch.full_like(model, fill) for name, fill in slots(optimizer).items()}
     for round_number in range(1, rounds + 1):
-        deltas = {silo: as_sent(place, delta) for silo, delta in deltas_of(place, round_number).items()}
-        vectors = {silo: torch.from_numpy(delta) for silo, delta in deltas.items()}
+        deltas = deltas_of(place, round_number)
+        vectors = {silo: torch.from_numpy(as_sent(place, delta)) for silo, delta in deltas.items()}
         cohort = weigh(
             [
                 SiloSummary(
@@ -174,7 +183,8 @@ def test_slabs_give_the_bits_of_whole_vectors(place: Workplace, changes: dict[st
 
 @pytest.mark.parametrize("changes", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("model", "update"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+    ("model", "update"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("float32", "int8")],
 )
 def test_types_on_the_wire_change_what_travels_and_not_the_arithmetic(
     short: Any, tmp_path: Path, model: str, update: str, changes: dict[str, Any]

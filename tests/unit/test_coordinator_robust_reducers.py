@@ -21,6 +21,7 @@ from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.unusable import UnusableUpdate
 from lorica_security.errors import IntegrityError, StateError, StorageError
 from silo_wire.plans.robust import CENTRE, ROBUST_RULES
+from tests.support import int8_by_hand
 from tests.support.coordinator_edges import Vector, Workplace, stored_vector
 from tests.support.robust_rounds import SETTINGS, drawn, mean_of, place_of, reduced, section_of, sent, state_of
 
@@ -116,6 +117,16 @@ def test_bfloat16_on_the_wire_is_what_it_says_in_float32(tmp_path: Path, reducer
     deltas = {silo: torch.from_numpy(delta).bfloat16().float().numpy() for silo, delta in drawn(5, 500, seed=3).items()}
     short = mean_of(place_of(tmp_path / "short", 500, update="bfloat16"), section_of(reducer), deltas)
     assert (short == mean_of(place_of(tmp_path / "long", 500), section_of(reducer), deltas)).all()
+
+
+@pytest.mark.parametrize("reducer", NAMES)
+def test_int8_on_the_wire_is_what_it_says_in_float32(tmp_path: Path, reducer: str) -> None:
+    """In slabs that end within blocks."""
+    deltas = drawn(5, 2500, seed=3)
+    said = {silo: int8_by_hand.read(int8_by_hand.written(delta)) for silo, delta in deltas.items()}
+    short, whole = place_of(tmp_path / "short", 2500, update="int8"), place_of(tmp_path / "long", 2500)
+    made = reduced(short, section_of(reducer), sent(short, deltas), slab_bytes=4 * 700).model
+    assert (stored_vector(short.models, made) == mean_of(whole, section_of(reducer), said)).all()
 
 
 def two_rounds(place: Workplace, section: dict[str, Any], *, restart: bool) -> tuple[str, dict[str, bytes]]:

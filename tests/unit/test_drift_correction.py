@@ -376,6 +376,7 @@ REFUSED: list[tuple[str, dict[str, dict[str, Any]]]] = [
     (r"max_delta_norm = 1000 .*set it to 0", {"aggregation": {"max_delta_norm": 1000.0}}),
     (r'\[wire\] model = "bfloat16" .*"float32"', {"wire": {"model": "bfloat16"}}),
     (r'\[wire\] update = "bfloat16" .*"float32"', {"wire": {"update": "bfloat16"}}),
+    (r'\[wire\] update = "int8" .*for which it rounds more away .*"float32"', {"wire": {"update": "int8"}}),
     (r"\[schedule\] cohort_size = 3 .*lacks a silo.*set it to 0", {"schedule": {"cohort_size": 3}}),
     (r"secure_aggregation = true .*one silo's delta: set it to false", {"aggregation": MASKED}),
     (r'\[privacy\] level = "record" .*noise of one round.*"none"', {"privacy": {"level": "record"}}),

@@ -32,6 +32,8 @@ from silo_wire.manifest import manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
+from tests.support import int8_by_hand
+from tests.support.coordinator_edges import travelling
 from tests.support.federation_peer import small_bundle
 from tests.support.robust_rounds import FED_AVG, SETTINGS, drawn, mean_of, place_of, section_of
 
@@ -179,7 +181,7 @@ def bundle_of(**sections: Any) -> PlanBundle:
 
 
 def update_of(bundle: PlanBundle, file: Path, row: list[float]) -> SavedUpdate:
-    content = np.array(row, dtype="<f4").tobytes()
+    content = travelling(np.array(row, dtype="<f4"), bundle.update_layout.dtype)
     file.write_bytes(content)
     told = TrainingSummary(
         examples=10, loss_max=2.0, loss_min=0.5, loss_first=2.0, loss_last=0.5, optimizer_steps=2, seconds=1.0
@@ -190,9 +192,11 @@ def update_of(bundle: PlanBundle, file: Path, row: list[float]) -> SavedUpdate:
     )
 
 
-def passed(folder: Path, attack: Attack, order: list[int]) -> dict[str, tuple[SavedUpdate, Path]]:
+def passed(
+    folder: Path, attack: Attack, order: list[int], dtype: str = "float32"
+) -> dict[str, tuple[SavedUpdate, Path]]:
     """What three silos send of which b is hostile, when they come in that order."""
-    bundle = bundle_of()
+    bundle = bundle_of(wire={"update": dtype})
     rows = [[1.0, 2.0], [5.0, -1.0], [3.0, 2.0]]
     updates = [update_of(bundle, folder / name, row) for name, row in zip(SILOS, rows, strict=True)]
 
@@ -214,6 +218,15 @@ def test_a_hostile_silo_waits_for_all_and_honest_ones_send_what_they_trained(tmp
     assert np.fromfile(file, dtype="<f4").tolist() == [0.5, 2.0]
     assert update.manifest == manifest_of(bundle_of().update_layout, [file.read_bytes()])
     assert update.summary == found["a"][0].summary
+
+
+def test_a_hostile_silo_lies_in_int8_where_the_plan_has_that(tmp_path: Path) -> None:
+    """1 and 2 and 3 and 2, in steps of 2 / 127 and 3 / 127, of which the honest mean less its deviation is made."""
+    found = passed(tmp_path, ATTACKS["alie"], [0, 1, 2], "int8")
+    update, file = found["b"]
+    assert int8_by_hand.read(file.read_bytes()) == pytest.approx([0.5, 2.0], abs=2 / 127)
+    assert update.manifest == manifest_of(bundle_of(wire={"update": "int8"}).update_layout, [file.read_bytes()])
+    assert found["a"][1] == tmp_path / "a"
 
 
 def test_a_boasting_silo_claims_steps_that_go_with_its_examples(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_who_makes_the_noise_and_who_enters_it() -> None:
         ("aggregation", {"max_delta_norm": 0.0}, r"max_delta_norm = 0 .*clipped to"),
         ("aggregation", {"max_weight_share": 0.5}, r"max_weight_share = 0\.5 .*nominal_silos.*set it to 0"),
         ("wire", {"update": "bfloat16"}, r'update = "bfloat16".*set it to "float32"'),
+        ("wire", {"update": "int8"}, r'update = "int8".*whose clipping bounds.*set it to "float32"'),
         ("evaluation", {"every": 1}, r"\[evaluation\] every = 1 .*set it to 0"),
         ("evaluation", {"initial": True}, r"\[evaluation\] initial = True .*set it to false"),
         ("evaluation", {"last": True}, r"\[evaluation\] last = True"),

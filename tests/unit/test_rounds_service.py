@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ from lorica_security.identifiers import Identity, Role, SiloName
 from lorica_security.identity import enrolment_token, identity_key
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.codecs.update_receipt import UpdateReceipt
-from silo_wire.manifest import Layout, TensorSpec, manifest_of
+from silo_wire.manifest import Layout, TensorSpec, UpdateDtype, manifest_of
 from silo_wire.messages import (
     AgentPhase,
     DeclineReason,
@@ -729,7 +729,8 @@ async def test_a_second_update_that_comes_while_the_first_commits_cannot_delete_
 
 
 @pytest.mark.parametrize(
-    ("model", "update"), [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+    ("model", "update"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "int8")],
 )
 async def test_models_and_updates_travel_in_the_types_of_the_plan(at_work: Running, model: str, update: str) -> None:
     plan = add_plan(
@@ -747,13 +748,15 @@ async def test_models_and_updates_travel_in_the_types_of_the_plan(at_work: Runni
     assert trained[0].included_update is None
     first = bank.header(trained[0].key, trained[0].model, bundle, bank.delta(bundle, 1))
     assert trained[1].included_update == first.manifest.digest
-    other = {"float32": "bfloat16", "bfloat16": "float32"}[update]
-    assert bundle.layout.as_type(other).digest != first.manifest.layout_digest == bundle.update_layout.digest
+    others = {bundle.layout.as_type(dtype).digest for dtype in get_args(UpdateDtype) if dtype != update}
+    assert first.manifest.layout_digest == bundle.update_layout.digest
+    assert len(others | {bundle.update_layout.digest}) == 3
 
 
-async def test_an_update_in_another_type_than_the_plans_is_refused(at_work: Running) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+async def test_an_update_in_another_type_than_the_plans_is_refused(at_work: Running, dtype: UpdateDtype) -> None:
     async with in_training(at_work) as (bank, _, order, bundle):
-        short = bundle.layout.as_type("bfloat16")
+        short = bundle.layout.as_type(dtype)
         header = bank.header(order.key, order.model, bundle, bank.delta(bundle, 1))
         header = replace(header, manifest=manifest_of(short, [bytes(short.total_bytes)]))
         with pytest.raises(MalformedMessage, match="another layout"):

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from lorica.experiments.definition import Run, Study
+from lorica.experiments.reports.dev_losses import interval
 from lorica.experiments.reports.rows_report import rows_text
 from lorica.experiments.reports.tables import difference
 from lorica_security.console.strict_toml import parse_toml
+from lorica_security.errors import ConfigurationError
 from silo_agent.training.tasks.wikisql_query import METRICS
 
 STUDY = """
@@ -81,6 +85,43 @@ def test_a_row_that_lacks_a_seed_says_so_and_is_compared_by_the_others() -> None
     assert "| taught (1 of 2 seeds) |  | +25.0 [" in told
     without_measure = page(but=("alone", 1))
     assert "| taught |  | +25.0 [" in without_measure, "seed 1 has nothing to be compared with"
+
+
+def test_losses_on_dev_by_round_and_by_how_much_they_differ() -> None:
+    """Two silos: of "alone" 1.0 and 2.0, then 0.5 each; "taught" has 0.1 and 0.3 more in the end."""
+    study = parse_toml(Study, STUDY.replace('with = "alone"', 'with = "alone"\ncompare_losses = true'), "study.toml")
+    more = {("taught", 1): 0.1, ("taught", 2): 0.3}
+    lines = []
+    for run in study.runs():
+        last = 0.5 + more.get((str(run.point["variant"]), run.seed), 0.0)
+        rounds = [
+            {"round": 1, "silos": {"a": {"loss_per_token": 1.0}, "b": {"loss_per_token": 2.0}}},
+            {"round": 2, "silos": {"a": {"examples": 3}, "b": {"examples": 3}}},
+            {"round": 3, "silos": {"a": {"loss_per_token": last - 0.1}, "b": {"loss_per_token": last + 0.1}}},
+        ]
+        lines.append({**line(run), "rounds": [rounds]})
+    told = rows_text(study, lines).split("## Loss per target token on dev, in nats")[1].split("## Right answers")[0]
+    assert "| row | round 1 | round 3 |" in told
+    assert "| alone | 1.500 ± 0.000 | 0.500 ± 0.000 |" in told
+    assert "| taught | 1.500 ± 0.000 | 0.700 ± 0.141 |" in told
+    half = 12.706 * 0.1  # of two seeds: t of one degree of freedom, times the standard error
+    assert f"| taught | +0.100 | +0.300 | +0.200 [{0.2 - half:+.3f}, {0.2 + half:+.3f}] |" in told
+    assert interval([0.5]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (STUDY.replace('compare_with = "alone"', "compare_losses = true"), "needs the row to compare with"),
+        (
+            STUDY.replace('["fedavg"]', '["finetuning"]\ncompare_losses = true').replace("pseudo_labels = 8\n", ""),
+            "leave finetuning out",
+        ),
+    ],
+)
+def test_losses_are_of_one_federation_and_a_row_to_compare_with(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        parse_toml(Study, text, "study.toml")
 
 
 def test_pairs_are_of_one_seed_however_lines_stand() -> None:

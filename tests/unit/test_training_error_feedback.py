@@ -1,4 +1,4 @@
-"""bfloat16 updates: what travels, what is kept of it, and that nothing is lost, doubled or trusted that should not
+"""Updates in bfloat16 and int8: what travels, what is kept of it, and that nothing is lost, doubled or trusted that should not
 be."""
 
 import os
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from support import int8_by_hand
 from support.tiny_t5 import bundle_of, random_model, silo_data
 from transformers import T5ForConditionalGeneration
 
@@ -87,7 +88,15 @@ class Silo:
         assert update.manifest == manifest_of(layout, [raw])
         if self.dtype == "float32":
             return np.frombuffer(raw, dtype="<f4")
+        if self.dtype == "int8":
+            return int8_by_hand.read(raw)
         return torch.frombuffer(bytearray(raw), dtype=torch.bfloat16).float().numpy()
+
+    def rounded(self, values: Vector) -> Vector:
+        """What of `values` travels, by hand."""
+        if self.dtype == "int8":
+            return int8_by_hand.read(int8_by_hand.written(values))
+        return rounded(values)
 
     def residual(self, update: WrittenUpdate) -> Vector:
         return np.fromfile(self.residual_file(update), dtype="<f4", count=self.layout.parameters)
@@ -99,9 +108,9 @@ class Silo:
         return {path for path in self.folder.iterdir() if "residual" in path.name}
 
 
-@pytest.fixture
-def silo(tmp_path: Path) -> Silo:
-    return Silo(tmp_path)
+@pytest.fixture(params=["bfloat16", "int8"])
+def silo(tmp_path: Path, request: pytest.FixtureRequest) -> Silo:
+    return Silo(tmp_path, dtype=request.param)
 
 
 def deltas(silo: Silo, seed: int, scale: float = 1e-3) -> Vector:
@@ -126,11 +135,11 @@ def test_a_float32_update_is_the_delta_bit_for_bit_and_leaves_no_residual(tmp_pa
     assert (tmp_path / "update").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_bfloat16_update_is_the_rounded_delta_and_the_rest_is_kept_privately(silo: Silo) -> None:
+def test_an_update_is_the_rounded_delta_and_the_rest_is_kept_privately(silo: Silo) -> None:
     delta = silo.train(deltas(silo, 1))
     update = silo.update()
-    assert np.array_equal(silo.travelled(update), rounded(delta))
-    assert np.array_equal(silo.residual(update), delta - rounded(delta))
+    assert np.array_equal(silo.travelled(update), silo.rounded(delta))
+    assert np.array_equal(silo.residual(update), delta - silo.rounded(delta))
     assert silo.residual_files() == {silo.residual_file(update)}
     assert silo.residual_file(update).stat().st_mode & 0o777 == 0o600
     assert silo.notices == []
@@ -141,9 +150,9 @@ def test_the_residual_of_an_update_that_counted_goes_into_the_next(silo: Silo) -
     update = silo.update()
     second = silo.train(deltas(silo, 2))
     after = silo.update(update.manifest.digest)
-    u = second + (first - rounded(first))
-    assert np.array_equal(silo.travelled(after), rounded(u))
-    assert np.array_equal(silo.residual(after), u - rounded(u))
+    u = second + (first - silo.rounded(first))
+    assert np.array_equal(silo.travelled(after), silo.rounded(u))
+    assert np.array_equal(silo.residual(after), u - silo.rounded(u))
 
 
 def test_a_file_that_was_longer_ends_where_the_update_does(silo: Silo) -> None:
@@ -172,8 +181,13 @@ def test_what_travelled_and_the_last_residual_add_up_to_the_deltas(silo: Silo) -
 
 
 def test_the_error_of_a_sum_stays_bounded_with_feedback_and_grows_without(silo: Silo) -> None:
-    """A delta whose every number bfloat16 rounds the same way, 12 times."""
-    delta = silo.train(np.full(silo.layout.parameters, 1.00390625e-3, dtype=np.float32))
+    """A delta whose numbers are rounded the same way, 12 times: in int8 all but the largest of each block."""
+    alike = np.full(silo.layout.parameters, 1.00390625e-3, dtype=np.float32)
+    half = 2.0**-18  # of bfloat16's last place there
+    if silo.dtype == "int8":
+        half = 1.00390625e-3 / 254
+        alike[np.arange(len(alike)) % 1024 > 0] = 0.6 * half
+    delta = silo.train(alike)
     errors: dict[bool, list[float]] = {True: [], False: []}
     for feedback, seen in errors.items():
         total, made, included = np.zeros(silo.layout.parameters), np.zeros(silo.layout.parameters), None
@@ -184,7 +198,7 @@ def test_the_error_of_a_sum_stays_bounded_with_feedback_and_grows_without(silo: 
             made += delta
             seen.append(float(np.linalg.norm(total - made)))
             included = update.manifest.digest if feedback else None
-    unit = float(np.linalg.norm(np.full(silo.layout.parameters, 2.0**-18)))  # half a bfloat16's last place at 0.001
+    unit = float(np.linalg.norm(np.full(silo.layout.parameters, half)))
     assert max(errors[True]) <= 1.01 * unit
     assert errors[False][-1] == pytest.approx(12 * errors[False][0], rel=1e-3)
     assert errors[False][-1] > 4 * max(errors[True])
@@ -211,7 +225,7 @@ def test_an_update_that_is_of_no_model_yet_begins_with_nothing(silo: Silo) -> No
     silo.update()
     delta = silo.train(deltas(silo, 2))
     update = silo.update(None)
-    assert np.array_equal(silo.travelled(update), rounded(delta))
+    assert np.array_equal(silo.travelled(update), silo.rounded(delta))
     assert silo.residual_files() == {silo.residual_file(update)}
 
 
@@ -225,9 +239,9 @@ def test_a_damaged_block_counts_as_zero_and_the_others_count(silo: Silo) -> None
         file.seek(4 * BLOCK_ELEMENTS + 17)
         file.write(b"\x01\x02\x03\x04")
     second = silo.train(deltas(silo, 2))
-    left = first - rounded(first)
+    left = first - silo.rounded(first)
     left[BLOCK_ELEMENTS : 2 * BLOCK_ELEMENTS] = 0
-    assert np.array_equal(silo.travelled(silo.update(update.manifest.digest)), rounded(second + left))
+    assert np.array_equal(silo.travelled(silo.update(update.manifest.digest)), silo.rounded(second + left))
     ((event, detail),) = silo.notices
     assert event == "residual-lost"
     assert "1 of its 3 blocks are damaged" in detail
@@ -262,7 +276,7 @@ def test_a_residual_that_is_not_whole_counts_as_zero_and_is_told(silo: Silo, har
     update = silo.update()
     harm(silo.residual_file(update))
     second = silo.train(deltas(silo, 2))
-    assert np.array_equal(silo.travelled(silo.update(update.manifest.digest)), rounded(second))
+    assert np.array_equal(silo.travelled(silo.update(update.manifest.digest)), silo.rounded(second))
     ((event, detail),) = silo.notices
     assert event == "residual-lost"
     assert str(silo.residual_file(update)) in detail
@@ -279,7 +293,7 @@ def test_the_residual_of_another_plan_or_update_is_not_taken(silo: Silo, renamed
         included = Digest("cc" * 32)
     file.rename(silo.folder / f"{silo.plan[:32]}-{included}.residual")
     second = silo.train(deltas(silo, 2))
-    assert np.array_equal(silo.travelled(silo.update(included)), rounded(second))
+    assert np.array_equal(silo.travelled(silo.update(included)), silo.rounded(second))
     assert [event for event, _ in silo.notices] == ["residual-lost"]
 
 
@@ -287,7 +301,7 @@ def test_a_residual_that_cannot_be_written_keeps_no_update_back(silo: Silo) -> N
     (silo.folder / "new.residual.part").mkdir()
     delta = silo.train(deltas(silo, 1))
     update = silo.update()
-    assert np.array_equal(silo.travelled(update), rounded(delta))
+    assert np.array_equal(silo.travelled(update), silo.rounded(delta))
     ((event, detail),) = silo.notices
     assert event == "residual-not-written"
     assert "new.residual.part cannot be written" in detail
@@ -296,17 +310,17 @@ def test_a_residual_that_cannot_be_written_keeps_no_update_back(silo: Silo) -> N
 # ---- what must not leave --------------------------------------------------------------------------------------------
 
 
-def test_a_value_that_bfloat16_cannot_hold_is_refused_and_leaves_no_file(silo: Silo) -> None:
+def test_a_value_that_the_type_cannot_hold_is_refused_and_leaves_no_file(silo: Silo) -> None:
     delta = np.zeros(silo.layout.parameters, dtype=np.float32)
     delta[5] = 3.4e38
     silo.train(delta)
-    with pytest.raises(TrainingDiverged, match="bfloat16 cannot hold"):
+    with pytest.raises(TrainingDiverged, match=f"{silo.dtype} cannot hold"):
         silo.update()
     assert not (silo.folder / "update").exists()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_delta_that_is_not_finite_never_leaves(tmp_path: Path, value: float, dtype: Dtype) -> None:
     silo = Silo(tmp_path, dtype=dtype)
     delta = np.zeros(silo.layout.parameters, dtype=np.float32)

@@ -95,7 +95,8 @@ def test_round_trip_and_digest() -> None:
         ({"model__files": {"config.json": "0" * 64}}, "layout.json is missing"),
         ({"version": 2}, "version = 2"),
         ({"wire__model": "uint32"}, "wire.model = 'uint32': input should be 'float32' or 'bfloat16'"),
-        ({"wire__update": "uint32"}, "wire.update = 'uint32': input should be 'float32' or 'bfloat16'"),
+        ({"wire__update": "uint32"}, "wire.update = 'uint32': input should be 'float32', 'bfloat16' or 'int8'"),
+        ({"wire__model": "int8"}, "wire.model = 'int8': input should be 'float32' or 'bfloat16'"),
     ],
 )
 def test_a_malformed_plan_is_refused_naming_key_and_value(changes: dict[str, Any], says: str) -> None:
@@ -128,6 +129,11 @@ MASKS = {"schedule__min_silos": 4, "aggregation__secure_aggregation": True, "agg
             "one cap on weights for the whole plan; set max_weight to what the largest silo may weigh",
         ),
         ({"wire__update": "bfloat16"}, '[wire] update = "bfloat16" does not go with secure_aggregation'),
+        (
+            {"wire__update": "int8"},
+            '[wire] update = "int8" does not go with secure_aggregation, under which updates travel as masked 32-bit '
+            'integers: use "float32", or turn secure_aggregation off',
+        ),
         (
             {"aggregation__min_survivors": 2},
             "aggregation.min_survivors = 2: input should be greater than or equal to 3",
@@ -287,6 +293,18 @@ def test_attack_what_makes_gradients_of_examples_depend_on_each_other_is_refused
     hostile["training"] = {**raw["training"], "dropout": 0.0}
     with pytest.raises(MalformedMessage, match=says):
         Plan.from_json(canonical_json({**raw, **hostile}))
+
+
+def test_int8_is_refused_beside_noise_and_bfloat16_is_not() -> None:
+    private = {"level": "record", "noise_multiplier": 1.0}
+    off = {"every": 0, "initial": False, "last": False}
+    value = plan_value(training={"dropout": 0.0}, privacy=private, evaluation=off)
+    says = (
+        r'\[wire\] update = "int8" does not go with \[privacy\] level = "record".*: set it to "float32" or "bfloat16"'
+    )
+    with pytest.raises(ConfigurationError, match=says):
+        Plan.from_toml(toml_of({**value, "wire": {"update": "int8"}}), "plan.toml")
+    assert Plan.model_validate({**value, "wire": {"update": "bfloat16"}}).wire.update == "bfloat16"
 
 
 def test_batches_of_one_length_do_not_go_with_losses_that_are_weights() -> None:

@@ -1,12 +1,19 @@
 """What a benchmark run gives: a reading at the end of each round, and the medians that are reported."""
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
+import psutil
+
+from lorica.source_commit import commit
 from lorica_security.errors import StateError
+from lorica_security.host import files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +91,41 @@ def figures(run: Run) -> Figures:
     )
 
 
+_BEGAN_AT_LOAD: Final = os.getloadavg()[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What else a reader of figures must know. `load_average` of a minute: as the benchmark began and at its end."""
+
+    commit: str
+    when: str
+    load_average: tuple[float, float]
+    cores: int
+    memory_gb: int
+
+    @classmethod
+    def now(cls) -> "Measured":
+        return cls(
+            commit=commit(),
+            when=datetime.now(UTC).isoformat(timespec="minutes"),
+            load_average=(round(_BEGAN_AT_LOAD, 1), round(os.getloadavg()[0], 1)),
+            cores=len(os.sched_getaffinity(0)),
+            memory_gb=round(psutil.virtual_memory().total / 1e9),
+        )
+
+
 def write_figures(out: Path | None, found: Sequence[Mapping[str, object]] | Mapping[str, object]) -> None:
-    """To the JSON file `out`, if there is one: after each figure, so that a run that is cut short leaves what it
-    has."""
+    """To the JSON file `out`, if there is one, with what was measured where: after each figure, so that a run that is
+    cut short leaves what it has."""
     if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        files.replace(
+            out, (json.dumps({"measured": asdict(Measured.now()), "figures": found}, indent=1) + "\n").encode()
+        )
+
+
+def read_figures(path: Path) -> tuple[Measured, Any]:
+    """What `write_figures` wrote. Raises OSError, and ValueError or TypeError for a file that it did not write."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    measured = content["measured"]
+    return Measured(**{**measured, "load_average": tuple(measured["load_average"])}), content["figures"]

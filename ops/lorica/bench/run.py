@@ -1,11 +1,13 @@
-"""`lorica bench`: the infrastructure of a round, measured, for Lorica and on demand for a peer beside it.
+"""`lorica bench`: the infrastructure of a round, measured, for Lorica and on demand for peers beside it.
 
-One configuration after the other, each in fresh processes and folders. What is printed and written are medians; where a
-peer ran too, its figures stand below Lorica's with the ratio.
+One configuration after the other, each in fresh processes and folders. What is printed and written are medians; where
+peers ran too, their figures stand below Lorica's with the ratios.
 """
 
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,27 +38,27 @@ class Choice:
     parameters: Sequence[int]
     rounds: int
     wire: Dtype
-    peer: str | None
+    peers: Sequence[str]
     work: Path
     out: Path | None
 
 
-def install_peer(choice: Choice, console: Console) -> None:
+def install_peers(choice: Choice, console: Console) -> None:
     """The only step that needs the network; raises ConfigurationError for an unknown peer, StateError when it fails."""
-    if choice.peer is None:
-        return
-    if choice.peer not in PEERS:
-        raise ConfigurationError(f"peer {choice.peer!r} is unknown: use one of {', '.join(PEERS)}")
-    if choice.rounds < 2:
+    for name in choice.peers:
+        if name not in PEERS:
+            raise ConfigurationError(f"peer {name!r} is unknown: use one of {', '.join(PEERS)}")
+    if choice.peers and choice.rounds < 2:
         raise ConfigurationError("a peer's first round is not counted: use ROUNDS=2 or more with PEER")
-    with console.status(f"{choice.peer}: installing"):
-        PEERS[choice.peer].install(_venv(choice, choice.peer))
+    for name in choice.peers:
+        with _step(console, f"{name} {PEERS[name].version}".strip(), "installed"):
+            PEERS[name].install(_venv(choice, name))
 
 
 def run_bench(choice: Choice, console: Console) -> list[Figures]:
     """Measure every configuration and print each as it is done; raises StorageError, StateError.
 
-    The peer, if any, is installed.
+    Peers, if any, are installed.
     """
     results: list[Figures] = []
     for parameters in choice.parameters:
@@ -74,18 +76,28 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
     )
     needed = parameters * (BYTES_PER_PARAMETER + silos * BYTES_PER_PARAMETER_AND_SILO)
     place = empty_folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
-    with console.status(f"lorica: {what}"):
+    with _step(console, "lorica", what):
         run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
     shutil.rmtree(place)
     found = [figures(run)]
-    if choice.peer is not None:
-        peer, venv = PEERS[choice.peer], _venv(choice, choice.peer)
-        place = empty_folder(choice.work, choice.peer, needed=0)
-        with console.status(f"{choice.peer}: {what}"):
-            theirs = peer.run(venv=venv, work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds)
+    for name in choice.peers:
+        place = empty_folder(choice.work, name, needed=0)
+        with _step(console, name, what):
+            theirs = PEERS[name].run(
+                venv=_venv(choice, name), work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds
+            )
         shutil.rmtree(place)
         found.append(figures(theirs))
     return found
+
+
+@contextmanager
+def _step(console: Console, who: str, what: str) -> Iterator[None]:
+    """Says what takes minutes while it does, and afterwards how long it took."""
+    began = time.monotonic()
+    with console.status(f"{who}: {what}"):
+        yield
+    console.print(f"{who}: {what}, in {time.monotonic() - began:.0f} s", highlight=False, style="dim")
 
 
 def _venv(choice: Choice, peer: str) -> Path:

@@ -24,14 +24,15 @@ def bench(
     ] = 3,
     wire: Annotated[str, typer.Option(help="float32 or bfloat16, for models and updates.")] = "float32",
     peer: Annotated[
-        str, typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; prints ratios.")
-    ] = "",
+        list[str] | None,
+        typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; repeatable."),
+    ] = None,
     out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
     from lorica.bench import private_loopback
-    from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peer, run_bench
+    from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peers, run_bench
 
     if wire not in ("float32", "bfloat16"):
         raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
@@ -40,12 +41,12 @@ def bench(
         parameters=parameters or PARAMETERS,
         rounds=rounds,
         wire="float32" if wire == "float32" else "bfloat16",
-        peer=peer or None,
+        peers=tuple(dict.fromkeys(peer or ())),
         work=work.absolute(),
         out=out,
     )
     console = terminal()
-    install_peer(choice, console)
+    install_peers(choice, console)
     if not private_loopback.enter():
         console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
     run_bench(choice, console)

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from lorica.documentation import docs_commands, rooms
+from lorica.documentation import bench_tables, docs_commands, rooms
 from lorica.documentation.algorithm_table import algorithm_table, mechanism_table
-from lorica.documentation.forecast_examples import forecast_examples
+from lorica.documentation.forecasts.int8_under_masks import masked_int8_table
+from lorica.documentation.forecasts.on_lines import lines_table
+from lorica.documentation.forecasts.private_plans import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
 from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
@@ -98,6 +100,8 @@ _STUDY_TABLES: Final = {
     "fedparsing-fewest-differences": ("fedparsing-100", "## Points more than alone"),
     "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
     "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
+    "wire-losses": ("wire", "## Loss per target token on dev, in nats"),
+    "wire-differences": ("wire", "## Nats more than float32 after the last round"),
     "answers-scores": ("answers", "## Exact match on test"),
     "answers-differences": ("answers", "## Points more than floor"),
 }
@@ -111,6 +115,10 @@ def rooms_table(package: str) -> str:
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
+    "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
+    "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
+    "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
+    "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "plan": plan_table,
     "plan-model": plan_model_table,
     "algorithms": algorithm_table,
@@ -121,6 +129,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "federation": federation_table,
     "silo": silo_table,
     "privacy-forecast": forecast_examples,
+    "lines": lines_table,
+    "ring-levels": masked_int8_table,
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
     "host-metrics": host_metrics_table,

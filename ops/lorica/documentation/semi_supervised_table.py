@@ -41,6 +41,7 @@ BESIDE: Final[Mapping[str, Sections]] = {
     '`adapters.train = "alternate"`': {"adapters": {"rank": 4, "train": "alternate"}},
     '`adapters.train = "reproject"`': {"adapters": {"rank": 4, "train": "reproject"}},
     '`wire.update = "bfloat16"`': {"wire": {"update": "bfloat16"}},
+    '`wire.update = "int8"`': {"wire": {"update": "int8"}},
     '`privacy.level = "silo"`': {
         "privacy": {"level": "silo", "noise_multiplier": 1.0},
         "aggregation": {"max_delta_norm": 1.0},

@@ -186,6 +186,7 @@ class Study(Section):
     # round of silos with labels, which the training never sees
     pseudo_labels: Annotated[int, Field(ge=0)] = 0
     compare_with: str = ""  # a variant: the row that others are compared with, in metrics of the task
+    compare_losses: bool = False  # with compare_with: losses on dev as well, of runs that are of one federation each
     plan: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, Annotated[Listed[Value], Field(min_length=1)]] = Field(default_factory=dict)
     only: dict[str, dict[str, Value]] = Field(default_factory=dict)  # values for one set-up
@@ -235,6 +236,14 @@ class Study(Section):
     def _compared_with_a_variant(self) -> "Study":
         if self.compare_with and self.compare_with not in self.variants:
             raise ValueError(f"compare_with = {self.compare_with!r} is no variant: use {', '.join(self.variants)}")
+        return self
+
+    @model_validator(mode="after")
+    def _losses_of_one_federation(self) -> "Study":
+        if self.compare_losses and not self.compare_with:
+            raise ValueError("compare_losses needs the row to compare with: add compare_with, or remove it")
+        if self.compare_losses and any(SETUPS[run.setup].way == "alone" for run in self.runs()):
+            raise ValueError("compare_losses is of runs that are of one federation each: leave finetuning out")
         return self
 
     @model_validator(mode="after")

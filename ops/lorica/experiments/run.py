@@ -10,7 +10,6 @@ each other, so several are done at a time, each in a process of its own.
 import gc
 import multiprocessing
 import shutil
-import subprocess
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -37,6 +36,7 @@ from lorica.simulation.run import logging_to, silos_in, simulate
 from lorica.simulation.simulated import Simulated, make_folder, round_facts
 from lorica.simulation.workers.children import children, end_with_parent
 from lorica.simulation.workers.shares import threads_of_a_worker
+from lorica.source_commit import commit
 from lorica_coordinator.plans.model_source import ModelSource
 from lorica_coordinator.plans.plan_folder import create_plan, require_valid
 from lorica_coordinator.service.records import RoundRow
@@ -364,24 +364,6 @@ def _of_round(row: RoundRow, only: Collection[str]) -> dict[str, Any]:
         for silo, of_silo in _told_of(facts["silos"], only).items()
     }
     return {**facts, "silos": told}
-
-
-def commit() -> str:
-    """Of the code that runs, with a `+` where it was changed since; empty outside a repository."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [git, "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
 
 
 def _line(run: Run, facts: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ from lorica_coordinator.aggregation.weighting import SiloSummary
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import SiloName
 from silo_agent.rounds.events import SavedUpdate
+from silo_wire.int8_vectors.blocks import as_floats
+from silo_wire.int8_vectors.rounding import in_int8
 from silo_wire.manifest import Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary
 from silo_wire.plans.plan import Plan
@@ -130,11 +132,16 @@ class Conspiracy:
     def _read(self, file: Path) -> Row:
         if self._layout.dtype == "float32":
             return np.fromfile(file, dtype="<f4")
+        if self._layout.dtype == "int8":
+            return as_floats(file.read_bytes())
         return torch.from_file(str(file), size=self._layout.parameters, dtype=torch.bfloat16).float().numpy()
 
     def _written(self, row: Row) -> bytes:
         if self._layout.dtype == "float32":
             return row.astype("<f4").tobytes()
+        if self._layout.dtype == "int8":
+            with np.errstate(invalid="ignore"):  # of what is not finite, whose scale the coordinator refuses
+                return in_int8(row.astype("<f4"))
         return torch.from_numpy(row).bfloat16().view(torch.uint8).numpy().tobytes()
 
 

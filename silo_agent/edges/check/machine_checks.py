@@ -63,7 +63,7 @@ def disk_need(folder: SiloFolder, models_kept: int, bundle: PlanBundle | None, *
         models = bundle.model_layout.total_bytes * max(2, models_kept)  # a download takes the place of the oldest
         masks = bundle.plan.aggregation.secure_aggregation
         updates = bundle.update_bytes + (bundle.layout.total_bytes if masks else 0)  # the delta itself stays here
-        residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype == "bfloat16" else 0
+        residuals = bundle.layout.total_bytes * 2 if bundle.update_layout.dtype != "float32" else 0
         control = bundle.layout.total_bytes * 3 if bundle.plan.corrects_drift else 0  # two, and one that is written
         if control:
             kept = f", up to {mebibytes(control)} of it for control states, which are as private as records"

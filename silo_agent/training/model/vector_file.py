@@ -21,6 +21,7 @@ from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.masked_vectors.mask_stream import Words
 from silo_agent.rounds.update import BLOCK_ELEMENTS, BitsBlock, FloatBlock, from_bfloat16
+from silo_wire.int8_vectors.rounding import Bytes
 from silo_wire.manifest import CHUNK_BYTES, ChunkDigests, Layout, Manifest
 
 _MOST_BUFFERS = 1000
@@ -135,7 +136,7 @@ class VectorWriter:
         self._digests = ChunkDigests(chunk_bytes)
         self._position = 0
 
-    def write(self, values: FloatBlock | BitsBlock | Words) -> None:
+    def write(self, values: FloatBlock | BitsBlock | Bytes | Words) -> None:
         data = _bytes_of(values)
         self._digests.update(data)
         self._append(data)
@@ -194,9 +195,9 @@ class ChunkWriter:
 Writer = TypeVar("Writer", VectorWriter, ChunkWriter)
 
 
-def new_vector_file(path: Path) -> AbstractContextManager[VectorWriter]:
+def new_vector_file(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AbstractContextManager[VectorWriter]:
     """A file to write an update to, which is gone after any error. Raises StorageError naming it."""
-    return _new_file(path, VectorWriter)
+    return _new_file(path, lambda path: VectorWriter(path, chunk_bytes))
 
 
 def new_chunk_file(path: Path, layout: Layout) -> AbstractContextManager[ChunkWriter]:
@@ -225,5 +226,5 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
 
 
-def _bytes_of(values: NDArray[np.float32] | NDArray[np.uint16] | Words) -> memoryview:
+def _bytes_of(values: NDArray[np.float32] | NDArray[np.uint16] | Bytes | Words) -> memoryview:
     return values.data.cast("B")

@@ -5,10 +5,11 @@ next is looked at. What the round did not train is zero, without noise, whatever
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from silo_agent.training.update.float_steps import binade
 from silo_agent.training.update.residual import ResidualReader, Residuals, ResidualWriter
 from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import Digest
-from silo_wire.manifest import Layout, Manifest
+from silo_wire.int8_vectors.rounding import Bytes, round_to_int8
+from silo_wire.int8_vectors.sizes import MOST_SCALE, MOST_STEPS, bytes_of
+from silo_wire.manifest import Dtype, Layout, Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +66,24 @@ def write_update(
     `resting`, which are named and whose residual is kept for a round that trains them.
 
     Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by
-    within their own steps. In bfloat16 the residual of `feedback.included` is added first, and what rounding leaves is
-    kept for the new update. Raises TrainingDiverged for a value that is not finite or beyond bfloat16's range,
-    IntegrityError and StorageError for the round model's file, StorageError for the update's. After an error there is
-    no file.
+    within their own steps. In bfloat16 and int8 the residual of `feedback.included` is added first, and what rounding
+    leaves is kept for the new update. Raises TrainingDiverged for a value that is not finite or beyond the type's
+    range, IntegrityError and StorageError for the round model's file, StorageError for the update's. After an error
+    there is no file.
     """
-    narrow = layout.dtype == "bfloat16"
+    narrow = layout.dtype != "float32"
     squares: list[float] = []
     with (
-        new_vector_file(path) as writer,
+        new_vector_file(path, layout.chunk_bytes) as writer,
         feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
     ):
-        encode = _float32_encoder(writer) if left is None else _bfloat16_encoder(writer, left)
+        encode = _float32_encoder(writer) if left is None else _NARROW[layout.dtype](writer, left)
         with (
             round_model as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
             for block in _deltas(parameters, layout, reader, earlier, spread, resting):
-                squares.append(block.square)
-                encode(block)
+                squares.append(encode(block))
         written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
         if left is not None:
             left.keep_for(written.manifest.digest)
@@ -160,28 +162,68 @@ def _first_not_finite(parameters: BoundParameters, values: FloatBlock, begin: in
     return next(spec.name for spec, _, part in parameters.beside(values, begin) if not np.isfinite(part).all())
 
 
-def _float32_encoder(writer: VectorWriter) -> Callable[[_Block], None]:
-    return lambda block: writer.write(block.values)
+_Encode = Callable[[_Block], float]
+"""Writes a block; the squared norm of what was written."""
 
 
-def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> Callable[[_Block], None]:
+def _float32_encoder(writer: VectorWriter) -> _Encode:
+    def encode(block: _Block) -> float:
+        writer.write(block.values)
+        return block.square
+
+    return encode
+
+
+def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> _Encode:
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     bits: BitsBlock = np.empty(BLOCK_ELEMENTS, dtype=np.uint16)
 
-    def encode(block: _Block) -> None:
-        """Write the values as bfloat16; what that cuts off is left in them, and written too."""
+    def encode(block: _Block) -> float:
         values = block.values
         rounded = memory[: len(values)]
         round_to_bfloat16(values, rounded)
         np.subtract(values, rounded, out=values)
         if not np.isfinite(values).all():
-            raise TrainingDiverged(
-                "update has values that bfloat16 cannot hold (above 3.39e38): lower learning_rate in the plan"
-            )
+            raise _too_large("bfloat16", "3.39e38")
         bfloat16_bits(rounded, bits[: len(values)])
         writer.write(bits[: len(values)])
-        for part, carried in block.resting:
-            part[:] = carried
-        residual.write(values)
+        _keep(residual, block)
+        return block.square
 
     return encode
+
+
+def _int8_encoder(writer: VectorWriter, residual: ResidualWriter) -> _Encode:
+    memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
+    out: Bytes = np.empty(bytes_of(BLOCK_ELEMENTS), dtype=np.uint8)
+
+    def encode(block: _Block) -> float:
+        values = block.values
+        rounded, data = memory[: len(values)], out[: bytes_of(len(values))]
+        if round_to_int8(values, data, rounded) > MOST_SCALE:
+            raise _too_large("int8", f"{MOST_STEPS * MOST_SCALE:.2e}")
+        np.subtract(values, rounded, out=values)
+        writer.write(data)
+        _keep(residual, block)
+        return squared_norm(rounded)  # steps are coarse: rounding changes it by more than a hundredth at worst
+
+    return encode
+
+
+def _too_large(dtype: Dtype, most: str) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"update has values that {dtype} cannot hold (above {most}): lower learning_rate in the plan"
+    )
+
+
+def _keep(residual: ResidualWriter, block: _Block) -> None:
+    """What rounding cut off, which `block.values` are by now."""
+    for part, carried in block.resting:
+        part[:] = carried
+    residual.write(block.values)
+
+
+_NARROW: Final[Mapping[Dtype, Callable[[VectorWriter, ResidualWriter], _Encode]]] = {
+    "bfloat16": _bfloat16_encoder,
+    "int8": _int8_encoder,
+}

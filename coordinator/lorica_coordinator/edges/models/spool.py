@@ -43,6 +43,7 @@ from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identifiers import SiloName
 from silo_wire.canonical import Digest
+from silo_wire.int8_vectors import blocks as int8_blocks
 from silo_wire.manifest import Dtype, Layout, Manifest
 from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 
@@ -113,9 +114,9 @@ class Spool:
     def write(self, index: int, data: bytes | memoryview) -> None:
         """Take chunk `index` == `held`.
 
-        Raises MalformedMessage for another index, a wrong size or a value that is NaN or infinite, IntegrityError for
-        wrong content, WrongTime when the attempt is over, StorageError naming the file; nothing of the chunk is kept
-        then.
+        Raises MalformedMessage for another index, a wrong size, a value that is NaN or infinite or a block that is none
+        of int8, IntegrityError for wrong content, WrongTime when the attempt is over, StorageError naming the file;
+        nothing of the chunk is kept then.
         """
         with self._lock:
             if index != self.held:
@@ -123,7 +124,7 @@ class Spool:
                     f"chunk {index} of the update of silo {self._silo} came where {self.held} is expected"
                 )
             self._manifest.check_chunk(index, data)
-            squares = _squares(data, self._dtype)
+            squares = self._checked_squares(index, data)
             if not math.isfinite(squares):
                 raise MalformedMessage(
                     f"chunk {index} of the update of silo {self._silo} holds NaN or infinite values: its training "
@@ -139,6 +140,12 @@ class Spool:
             except OSError as error:
                 raise StorageError(f"{self._place.delta} cannot be written: {error.strerror or error}") from error
             self._progress.sums.append(squares)
+
+    def _checked_squares(self, index: int, data: bytes | memoryview) -> float:
+        try:
+            return _squares(data, self._dtype)
+        except MalformedMessage as error:
+            raise MalformedMessage(f"chunk {index} of the update of silo {self._silo}: {error}") from error
 
     def commit(self) -> float:
         """Make the whole update durable and return its L2 norm, 0 for a masked one; may be repeated.
@@ -214,9 +221,9 @@ class Spools:
             )
         manifest = header.manifest
         manifest.check_layout(layout)
-        if manifest.chunk_bytes % layout.item_bytes:
+        if manifest.chunk_bytes % layout.unit_bytes:
             raise MalformedMessage(
-                f"update of silo {silo} has chunk_bytes {manifest.chunk_bytes}: use a multiple of {layout.item_bytes}"
+                f"update of silo {silo} has chunk_bytes {manifest.chunk_bytes}: use a multiple of {layout.unit_bytes}"
             )
         place = self._place(key, silo)
         try:
@@ -360,7 +367,9 @@ class Spools:
 
 
 def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:
-    """The chunk's part of the squared norm."""
+    """The chunk's part of the squared norm; raises MalformedMessage for what is no chunk of int8."""
+    if dtype == "int8":
+        return int8_blocks.sum_of_squares(chunk)
     return 0.0 if dtype == "uint32" else sum_of_squares(chunk, dtype)
 
 
@@ -379,7 +388,11 @@ def _sums_held(delta: Path, manifest: Manifest, dtype: Dtype, key: SpoolKey) -> 
             if not math.isfinite(squares):
                 break
             sums.append(squares)
-    except (IntegrityError, StorageError):  # not written, damaged or unreadable: it is written once again
+    except (
+        IntegrityError,
+        MalformedMessage,
+        StorageError,
+    ):  # not written, damaged or unreadable: it is written once again
         pass
     finally:
         reader.close()

@@ -12,6 +12,7 @@ import torch
 
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.delta_source import FORMS
 from lorica_coordinator.edges.sums.next_model import NextModel
 from lorica_coordinator.edges.sums.reducers.chosen import of_masks, of_updates
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
@@ -19,7 +20,7 @@ from lorica_coordinator.rounds.secure_attempt import MaskedSum
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_security.errors import ConfigurationError
 from silo_wire.canonical import Digest
-from silo_wire.manifest import ParameterDtype
+from silo_wire.manifest import UpdateDtype
 from silo_wire.messages import RoundKey
 from silo_wire.plans.adapters import NOTHING_RESTS, Pair, Turns
 from silo_wire.plans.plan_optimizer import optimizer_of
@@ -31,7 +32,6 @@ from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
 """By kind of device: what stays in a core's cache, and what a copy to a GPU and back is worth its overhead for."""
-_TYPES: dict[ParameterDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def device_for(setting: DeviceSetting) -> torch.device:
@@ -57,7 +57,7 @@ class Aggregator:
         *,
         models: ModelStore,
         spools: Spools,
-        update_dtype: ParameterDtype,
+        update_dtype: UpdateDtype,
         device: torch.device,
         slab_bytes: int | None = None,
         training: TrainingSection | None = None,
@@ -84,7 +84,7 @@ class Aggregator:
             training,
             privacy,
             spools=spools,
-            dtype=_TYPES[update_dtype],
+            form=FORMS[update_dtype],
             into=into,
             releases=releases,
             reprojected=reprojected,

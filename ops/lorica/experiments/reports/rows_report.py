@@ -11,6 +11,7 @@ from typing import Final
 
 from lorica.experiments.definition import Study
 from lorica.experiments.reports.averages import macro_average
+from lorica.experiments.reports.dev_losses import loss_differences, losses_by_round
 from lorica.experiments.reports.intervals import RESAMPLES
 from lorica.experiments.reports.tables import (
     Group,
@@ -49,6 +50,14 @@ def rows_text(study: Study, done: Sequence[Line]) -> str:
         ),
         _differences(rows, baseline, seeds),
     ]
+    if study.compare_losses:
+        parts += [
+            "## Loss per target token on dev, in nats\n",
+            losses_by_round(rows),
+            f"## Nats more than {study.compare_with} after the last round\n",
+            wrapped("Mean of the silos, of the same seeds; 95 % intervals by Student's t over seeds."),
+            loss_differences(rows, baseline),
+        ]
     if any("pseudo_labels" in line for line in done):
         parts += [
             "## Right answers among those that a teacher begins a round with\n",

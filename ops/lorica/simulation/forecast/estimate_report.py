@@ -1,6 +1,7 @@
 """What `lorica simulate --dry-run` shows: lines and a table on a terminal, and estimate.json with the same numbers."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.simulation.forecast.dry_run import DryRun
-from lorica.simulation.forecast.estimate import Estimate
+from lorica.simulation.forecast.estimate import Estimate, SiloEstimate
+from lorica.simulation.forecast.lines import LINES, Shorter, line_text, seconds, shorter
 from lorica_coordinator.plans.forecast import forecast
 from lorica_security.console.terminal import show_table
 from lorica_security.host import files
@@ -21,6 +23,9 @@ def write(out: Path, done: DryRun) -> None:
     facts = {"plan_name": done.bundle.plan.name, **asdict(done.estimate)}
     facts["measured_on"] = done.device
     facts["problems"] = list(done.problems)
+    it = done.estimate
+    facts["line_s"] = {name: seconds(slowest(it).traffic, line) for name, line in LINES.items()}
+    facts["shorter"] = [asdict(one) for one in _shorter(done)]
     files.replace(out / ESTIMATE_FILE, (json.dumps(facts, indent=1) + "\n").encode())
 
 
@@ -34,7 +39,7 @@ def show(console: Console, done: DryRun) -> None:
         f"evaluations; measured on {done.device}"
     )
     show_table(console, _table(it))
-    for text in (*_lines(it), *forecast(plan)):
+    for text in (*_lines(it), *_on_lines(done), *forecast(plan)):
         line(text)
     for text in it.late:
         line(f"LATE: {text}", "bold yellow")
@@ -77,14 +82,41 @@ def _lines(it: Estimate) -> list[str]:
         f"wire, a round: {bytes_text(silo.traffic.down)} to a silo, {bytes_text(silo.traffic.up)} from it{beside}",
         f"wire, the plan: {bytes_text(silo.whole_traffic.down)} to a silo, {bytes_text(silo.whole_traffic.up)} from "
         f"it; the coordinator sends {bytes_text(total.down)} and receives {bytes_text(total.up)}",
-        f"time, the plan: {seconds_text(it.federation_s)} in a federation, where the slowest silo sets each round; "
-        f"{seconds_text(it.simulation_s)} simulated here, {turns}",
+        f"time, the plan: {seconds_text(it.federation_s)} in a federation of a machine for each silo, of which the "
+        f"slowest sets each round; {seconds_text(it.simulation_s)} simulated here, {turns}",
         f"memory at a silo: {bytes_text(memory.parameters)} parameters, {bytes_text(memory.gradients)} gradients, "
         f"{bytes_text(memory.optimizer)} optimizer, {bytes_text(memory.round_model)} round model; the rest is "
         "activations, data and program",
         f"coordinator: about {bytes_text(it.coordinator_memory)} of memory, whatever model and silos, and "
         f"{bytes_text(it.coordinator_disk)} on disk",
     ]
+
+
+def slowest(it: Estimate) -> SiloEstimate:
+    """By training, which sets each round."""
+    return max(it.silos, key=lambda silo: silo.training_s)
+
+
+def _shorter(done: DryRun) -> tuple[Shorter, ...]:
+    silo = slowest(done.estimate)
+    return shorter(done.bundle, round_s=silo.training_s, traffic=silo.traffic)
+
+
+def _on_lines(done: DryRun) -> Iterator[str]:
+    silo = slowest(done.estimate)
+    times = ", ".join(f"{name} {seconds_text(seconds(silo.traffic, line))}" for name, line in LINES.items())
+    yield f"lines, a round: {times}, beside {seconds_text(silo.training_s)} of training at silo {silo.silo}"
+    found = [one for one in _shorter(done) if one.below >= min(LINES.values())]
+    if not found:
+        yield (
+            "recommended: the plan's own types on the wire; no other that goes with it shortens a round by a tenth on "
+            f"a line of {line_text(min(LINES.values()))} or more"
+        )
+    for one in found:
+        yield (
+            f'recommended: [wire] {one.key} = "{one.dtype}" on lines of silos that are slower than '
+            f"{line_text(one.below)}, where it shortens a round by a tenth or more"
+        )
 
 
 def bytes_text(size: int) -> str:

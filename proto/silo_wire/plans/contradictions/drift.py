@@ -92,7 +92,7 @@ def _unlike_the_server(plan: PlanValues) -> Iterator[Clash]:
 def _unlike_all_silos(plan: PlanValues) -> Iterator[Clash]:
     for key in ("model", "update"):
         if (dtype := getattr(plan.wire, key)) != "float32":
-            yield f"[wire] {key}", f'"{dtype}"', '"float32"', "for which bfloat16 rounds more away than a round changes"
+            yield f"[wire] {key}", f'"{dtype}"', '"float32"', "for which it rounds more away than a round changes"
     if size := plan.schedule.cohort_size:
         yield (
             "[schedule] cohort_size",

@@ -105,6 +105,13 @@ def _unlike_private(plan: PlanValues) -> Iterator[tuple[str, object, str, str]]:
             "0",
             "under which a reduction is told as it was released, of its round alone",
         )
+    if plan.wire.update == "int8":
+        yield (
+            "[wire] update",
+            '"int8"',
+            '"float32" or "bfloat16"',
+            "with whose noise in every number of a block int8 has not been measured",
+        )
     if not training.max_grad_norm:
         yield "[training] max_grad_norm", 0, "what one record's gradient may have", "which has noise to match that"
     for key, value, needed, why in (

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from lorica_security.console.strict_toml import Section
-from silo_wire.manifest import ParameterDtype
+from silo_wire.manifest import ParameterDtype, UpdateDtype
 from silo_wire.plans.sections.numbers import Count, Positive
 
 
@@ -26,7 +26,7 @@ class WireSection(Section):
     """The types in which parameters travel. Coordinator and silos compute in float32 whatever they are."""
 
     model: ParameterDtype = "float32"
-    update: ParameterDtype = "float32"  # bfloat16: the silo keeps what rounding cut off and adds it to its next update
+    update: UpdateDtype = "float32"  # else the silo keeps what rounding cut off and adds it to its next update
 
 
 class EvaluationSection(Section):

@@ -57,7 +57,7 @@ class CentredClipping(Robust):
         cohort = self._cohort(committed)
         base = self._into.base(base_model)
         spools = spools_of(self._spools, key, committed)
-        rows = pieces(spools, cohort, self._dtype, base.elements)
+        rows = pieces(spools, cohort, self._form, base.elements)
         with blamed_on_the_longest(committed):
             squares = to_centre([member.silo for member in cohort.silos], _beside_the_centre(rows, base))
             counted = parts(squares.tolist(), self._section.clipping_radius)

@@ -4,9 +4,8 @@ train` say it."""
 from collections.abc import Sequence
 from typing import Final
 
-import torch
-
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.sums.delta_source import DeltaForm
 from lorica_coordinator.edges.sums.next_model import NextModel
 from lorica_coordinator.edges.sums.reducers.centred_clipping import CentredClipping
 from lorica_coordinator.edges.sums.reducers.geometric_median import GeometricMedian
@@ -38,7 +37,7 @@ def of_updates(
     privacy: PrivacySection | None,
     *,
     spools: Spools,
-    dtype: torch.dtype,
+    form: DeltaForm,
     into: NextModel,
     releases: ReleaseLedger | None,
     reprojected: Sequence[Pair] = (),
@@ -47,10 +46,10 @@ def of_updates(
     if privacy is not None and privacy.level == "silo":
         return Noised(section, privacy, releases=releases, spools=spools, into=into)
     if section.robust is not None:
-        return _BY_NAME[section.robust.name](section, spools=spools, dtype=dtype, into=into)
+        return _BY_NAME[section.robust.name](section, spools=spools, form=form, into=into)
     if reprojected:
         return Reproject(section, reprojected, spools=spools, into=into)
-    return Plain(section, training, spools=spools, dtype=dtype, into=into)
+    return Plain(section, training, spools=spools, form=form, into=into)
 
 
 def of_masks(privacy: PrivacySection | None, *, spools: Spools, into: NextModel) -> Masked:

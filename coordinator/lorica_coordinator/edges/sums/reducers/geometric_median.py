@@ -32,7 +32,7 @@ class GeometricMedian(Robust):
         """Find the shares, and add up. Raises what every reducer raises, and StateError for fewer silos than the rule
         needs."""
         cohort = self._cohort(committed)
-        mean = Plain(self._section, None, spools=self._spools, dtype=self._dtype, into=self._into)
+        mean = Plain(self._section, None, spools=self._spools, form=self._form, into=self._into)
         base, spools = self._into.base(base_model), spools_of(self._spools, key, committed)
         shares = median_shares(self._compared(committed, spools, cohort, base, inner_products))
         silos = tuple(replace(one, share=share) for one, share in zip(cohort.silos, shares, strict=True))

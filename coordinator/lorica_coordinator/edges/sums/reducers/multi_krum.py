@@ -41,7 +41,7 @@ class MultiKrum(Robust):
         """
         cohort = self._cohort(committed)
         names = [member.silo for member in cohort.silos]
-        mean = Plain(self._section, None, spools=self._spools, dtype=self._dtype, into=self._into)
+        mean = Plain(self._section, None, spools=self._spools, form=self._form, into=self._into)
         base, spools = self._into.base(base_model), spools_of(self._spools, key, committed)
         distances = self._compared(committed, spools, cohort, base, between)
         kept = {names[index] for index in krum.kept(distances, self._section.hostile_silos)}

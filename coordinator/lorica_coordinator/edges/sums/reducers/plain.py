@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
@@ -13,7 +12,7 @@ from lorica_coordinator.aggregation.squared_distances import squared_norm_of_mea
 from lorica_coordinator.aggregation.streaming_sum import Scratch
 from lorica_coordinator.aggregation.weighting import CohortWeights, weigh
 from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.masked_sum import SpoolReader
+from lorica_coordinator.edges.sums.delta_source import DeltaForm
 from lorica_coordinator.edges.sums.next_model import Deltas, NextModel
 from lorica_coordinator.edges.sums.reducers.reducer import (
     blamed_on_the_longest,
@@ -38,7 +37,7 @@ from silo_wire.server_step.step_length import FEDEXP, fedexp
 
 
 class Plain:
-    """`dtype` is the type of the committed deltas; `training`, of the plan, is what the optimizer steps that silos
+    """`form` is how the committed deltas are read; `training`, of the plan, is what the optimizer steps that silos
     report are held to."""
 
     name: Final = "plain"
@@ -54,7 +53,7 @@ class Plain:
         training: TrainingSection | None,
         *,
         spools: Spools,
-        dtype: torch.dtype,
+        form: DeltaForm,
         into: NextModel,
     ) -> None:
         self._weighting = section.weighs
@@ -62,7 +61,7 @@ class Plain:
         self._caps = caps_of(section)
         self._step_length = section.step_length
         self._spools = spools
-        self._dtype = dtype
+        self._form = form
         self._into = into
 
     def reduce(self, key: RoundKey, base_model: Digest, committed: Sequence[CommittedUpdate]) -> AggregationResult:
@@ -87,7 +86,7 @@ class Plain:
     ) -> CohortWeights:
         """The cohort whose mean is as long as FedExP's step; reads every delta once."""
         elements = self._into.base(base_model).elements
-        rows = pieces(spools_of(self._spools, key, committed), cohort, self._dtype, elements)
+        rows = pieces(spools_of(self._spools, key, committed), cohort, self._form, elements)
         shares = [member.share for member in cohort.silos]
         with blamed_on_the_longest(committed):
             square = squared_norm_of_mean([member.silo for member in cohort.silos], shares, rows)
@@ -116,7 +115,9 @@ class Plain:
         spools = spools_of(self._spools, key, committed)
         base = self._into.base(base_model)
         deltas = Deltas(
-            sources=[partial(SpoolReader, *spool) for spool in spools], dtype=self._dtype, step=partial(_step, cohort)
+            sources=[partial(self._form.open, *spool) for spool in spools],
+            dtype=self._form.dtype,
+            step=partial(_step, cohort),
         )
         with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))

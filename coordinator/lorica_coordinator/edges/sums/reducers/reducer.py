@@ -10,7 +10,8 @@ import torch
 from lorica_coordinator.aggregation.squared_distances import Distances, Piece
 from lorica_coordinator.aggregation.weighting import CohortWeights, SiloSummary, WeightCaps, weigh
 from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.sums.masked_sum import Spooled, SpoolReader
+from lorica_coordinator.edges.sums.delta_source import DeltaForm
+from lorica_coordinator.edges.sums.masked_sum import Spooled
 from lorica_coordinator.edges.sums.next_model import BaseModel, Deltas, NextModel, SlabStep
 from lorica_coordinator.edges.sums.spool_pieces import pieces
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome, SiloWeight
@@ -127,8 +128,8 @@ def result_of(
 
 
 class Robust:
-    """What reducers of robust rules share: each says its `rule` and `passes`, and reduces. `dtype` is the type of the
-    committed deltas."""
+    """What reducers of robust rules share: each says its `rule` and `passes`, and reduces. `form` is how the
+    committed deltas are read."""
 
     rule: ClassVar[RobustRule]
     name: ClassVar[str]
@@ -140,10 +141,10 @@ class Robust:
     def __init_subclass__(cls) -> None:
         cls.name, cls.meaning = cls.rule.name, cls.rule.meaning
 
-    def __init__(self, section: AggregationSection, *, spools: Spools, dtype: torch.dtype, into: NextModel) -> None:
+    def __init__(self, section: AggregationSection, *, spools: Spools, form: DeltaForm, into: NextModel) -> None:
         self._section = section
         self._spools = spools
-        self._dtype = dtype
+        self._form = form
         self._into = into
 
     def _cohort(self, committed: Sequence[CommittedUpdate]) -> CohortWeights:
@@ -159,13 +160,13 @@ class Robust:
         compare: Callable[[Sequence[SiloName], Iterator[Piece]], Distances],
     ) -> Distances:
         """What `compare` finds between the deltas of all silos, in a pass of its own; raises UnusableUpdate."""
-        read = pieces(spools, cohort, self._dtype, base.elements)
+        read = pieces(spools, cohort, self._form, base.elements)
         with blamed_on_the_longest(committed):
             return compare([member.silo for member in cohort.silos], read)
 
     def _deltas(self, spools: Sequence[Spooled], step: SlabStep, *, most_elements: int | None = None) -> Deltas:
-        sources = [partial(SpoolReader, *spool) for spool in spools]
-        return Deltas(sources=sources, dtype=self._dtype, step=step, most_elements=most_elements)
+        sources = [partial(self._form.open, *spool) for spool in spools]
+        return Deltas(sources=sources, dtype=self._form.dtype, step=step, most_elements=most_elements)
 
     def _table(self, rows: int, base: BaseModel) -> torch.Tensor:
         """Room for a slab of so many rows, of MOST_BYTES at most."""

@@ -1,0 +1,66 @@
+"""The tables of benchmarks.md, from the JSON files of ops/docs/benchmarks: what `make bench` and its kind wrote, with
+OUT, the last time that somebody ran them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lorica.bench.figures import Measured, read_figures
+from lorica.documentation.markdown import DOCS, markdown_table
+
+FIGURES = DOCS / "benchmarks"
+_Rows = tuple[Sequence[str], list[Sequence[str]]]
+
+
+def table(name: str, rows: Callable[[Any], _Rows]) -> str:
+    """Of ops/docs/benchmarks/NAME.json, and below it where and when it was measured."""
+    measured, found = read_figures(FIGURES / f"{name}.json")
+    return f"{markdown_table(*rows(found))}\n{_told(measured)}\n"
+
+
+def _told(one: Measured) -> str:
+    began, ended = one.load_average
+    return (
+        f"Measured at commit `{one.commit}`, {one.when[:10]}, on {one.cores} cores and {one.memory_gb} GB; the load "
+        f"average was\n{began:g} before and {ended:g} after."
+    )
+
+
+def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench`: below each first system of a size the others, with what multiple of its figures theirs are."""
+    names = ("silos", "parameters", "system", "wall s", "CPU s", "coordinator peak MB", "agent peak MB", "wire MB")
+    rows: list[Sequence[str]] = []
+    for one in found:
+        size = (one["silos"], one["parameters"])
+        beside = next(other for other in found if (other["silos"], other["parameters"]) == size)
+
+        def cell(key: str, digits: int, unit: float = 1, one: Any = one, beside: Any = beside) -> str:
+            text = f"{one[key] / unit:,.{digits}f}"
+            return text if one is beside or beside[key] <= 0 else f"{text} ({one[key] / beside[key]:.1f} x)"
+
+        rows.append(
+            (
+                f"{size[0]}",
+                f"{size[1]:,}",
+                one["system"],
+                cell("wall_s", 2),
+                cell("cpu_s", 2),
+                *(cell(key, 0, 1e6) for key in ("coordinator_peak_bytes", "agent_peak_bytes", "wire_bytes")),
+            )
+        )
+    return names, rows
+
+
+def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-simulation`."""
+    from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
+
+    names = ("share of a round", *(f"{one['size']}, {one['examples']:,} examples" for one in found))
+    rows: list[Sequence[str]] = [
+        (what, *(f"{one['shares'][part]:.1%}" for one in found)) for part, what in PARTS.items()
+    ]
+    outside = (1 - one["shares"][TRAINING] - one["shares"][EVALUATION] for one in found)
+    rows.append(("**outside forward and backward**", *(f"**{share:.1%}**" for share in outside)))
+    rows.append(("seconds of a round", *(f"{one['round_s']:.2f}" for one in found)))
+    rows.append(("training examples a second", *(f"{one['examples_per_s']:,.0f}" for one in found)))
+    return names, rows
