@@ -53,13 +53,13 @@ def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
 
 def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     """Of `lorica bench-simulation`."""
-    from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
+    from lorica.bench.simulation.stopwatch import FORWARD, PARTS
 
     names = ("share of a round", *(f"{one['size']}, {one['examples']:,} examples" for one in found))
     rows: list[Sequence[str]] = [
         (what, *(f"{one['shares'][part]:.1%}" for one in found)) for part, what in PARTS.items()
     ]
-    outside = (1 - one["shares"][TRAINING] - one["shares"][EVALUATION] for one in found)
+    outside = (1 - sum(one["shares"][part] for part in FORWARD) for one in found)
     rows.append(("**outside forward and backward**", *(f"**{share:.1%}**" for share in outside)))
     rows.append(("seconds of a round", *(f"{one['round_s']:.2f}" for one in found)))
     rows.append(("training examples a second", *(f"{one['examples_per_s']:,.0f}" for one in found)))

@@ -118,7 +118,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
     "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
-    "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "plan": plan_table,
     "plan-model": plan_model_table,
     "algorithms": algorithm_table,

@@ -11,7 +11,7 @@ from rich.table import Table
 from lorica.bench.figures import write_figures
 from lorica.bench.run import empty_folder
 from lorica.bench.simulation.measure import NOT_COUNTED, Figures, measure
-from lorica.bench.simulation.stopwatch import EVALUATION, PARTS, TRAINING
+from lorica.bench.simulation.stopwatch import FORWARD, PARTS
 from lorica_security.console.terminal import show_table
 from silo_wire.plans.sizes import size_named
 
@@ -68,7 +68,5 @@ def table_of(one: Figures) -> Table:
     table.add_row("training examples a second", f"{one.examples_per_s:.0f}")
     for part, what in PARTS.items():
         table.add_row(what, f"{one.shares[part]:.1%}")
-    table.add_row(
-        "outside forward and backward", f"{1 - one.shares[TRAINING] - one.shares[EVALUATION]:.1%}", style="bold"
-    )
+    table.add_row("outside forward and backward", f"{1 - sum(one.shares[part] for part in FORWARD):.1%}", style="bold")
     return table

@@ -24,10 +24,13 @@ from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.model.plan_model import PlanModel
 
-TRAINING, OPTIMIZER, EVALUATION, BATCHES = "training", "optimizer", "evaluation", "batches"
-CHECKPOINTS, VECTORS, AGGREGATION, REST = "checkpoints", "vectors", "aggregation", "rest"
+TRAINING, REDUCTION, OPTIMIZER, EVALUATION = "training", "reduction", "optimizer", "evaluation"
+BATCHES, CHECKPOINTS, VECTORS, AGGREGATION, REST = "batches", "checkpoints", "vectors", "aggregation", "rest"
+FORWARD: Final = (TRAINING, REDUCTION, EVALUATION)
+"""What a model computes: no simulation has less of that."""
 PARTS: Final[Mapping[str, str]] = {
     TRAINING: "forward and backward",
+    REDUCTION: "forward of the loss reduction's sample, twice",
     OPTIMIZER: "clipping and optimizer steps",
     EVALUATION: "forward and generation of dev scores",
     BATCHES: "batches and tokens",
@@ -38,6 +41,7 @@ PARTS: Final[Mapping[str, str]] = {
 }
 _FUNCTIONS: Final[tuple[tuple[Any, str, str], ...]] = (
     (local_trainer, "accumulate_gradient", TRAINING),
+    (local_trainer, "sample_loss", REDUCTION),
     (nn.utils, "clip_grad_norm_", OPTIMIZER),
     (evaluation, "encoded_inputs", EVALUATION),
     (evaluation, "summed_loss", EVALUATION),
