@@ -117,6 +117,8 @@ def rooms_table(package: str) -> str:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
     "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
+    "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
+    "bench-simulation-few": partial(bench_tables.table, "simulation-few", bench_tables.simulations),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
     "plan": plan_table,
     "plan-model": plan_model_table,
