@@ -224,6 +224,7 @@ class SiloTrainer:
             feedback=Feedback(residuals=residuals, included=included_update),
             spread=self._spread(round_number, summary),
             resting={spec.name for spec in self._model.parameters.specs} - trained.keys(),
+            most=self._plan.aggregation.max_delta_norm or math.inf,
         )
         if states is not None:
             states.keep(

@@ -269,7 +269,7 @@ from lorica_coordinator.edges.models import model_store
 from tests.support.robust_rounds import drawn, place_of, reduced, sent
 place = place_of(Path({str(place.state)!r}), 500)
 updates = sent(place, drawn(5, 500, seed=5), round_number=2)
-model_store.files.replace = lambda *of: os.kill(os.getpid(), signal.SIGKILL)
+model_store.files.replace = lambda *of, **how: os.kill(os.getpid(), signal.SIGKILL)
 reduced(place, {section!r}, updates, base={first!r}, round_number=2)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.delta_source import FORMS, Int8Reader
 from lorica_coordinator.edges.sums.reducers.reducer import spooled
+from lorica_coordinator.vectors.stored_vector import StoredVector
 from lorica_security.errors import IntegrityError, LoricaError, MalformedMessage
-from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk
+from silo_agent.edges.check.machine_checks import FREE_BYTES, check_disk, disk_need
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_wire.canonical import digest_of
 from silo_wire.int8_vectors.blocks import Floats, as_floats, sum_of_squares
@@ -129,10 +130,32 @@ def test_a_step_of_minus_128_is_refused(place: int) -> None:
         sum_of_squares(block(1.0, steps[:1024]) + block(1.0, steps[1024:]))
 
 
-def test_zeros_have_one_form() -> None:
+def test_beside_a_scale_of_0_steps_are_0() -> None:
     assert sum_of_squares(block(0.0, [0] * 5)) == 0.0
     with pytest.raises(MalformedMessage, match="scale 0 has steps other than 0"):
         sum_of_squares(block(0.0, [0, 0, 1]))
+
+
+def test_a_slab_larger_than_a_read_holds_the_silos_numbers(tmp_path: Path) -> None:
+    """A GPU takes 32 MiB at a time."""
+    values = numbers(7, 700_001, 0, 4)
+    data = in_int8(values)
+    (tmp_path / "delta").write_bytes(data)
+    layout = Layout("int8", (TensorSpec("a", (len(values),)),))
+    reader = Int8Reader(A, StoredVector(tmp_path / "delta", 0, manifest_of(layout, [data])))
+    read = np.empty(len(values), dtype=np.float32)
+    for begin, end in ((0, 600_000), (600_000, len(values))):
+        reader.read_into(memoryview(read[begin:end]).cast("B"))
+    reader.close()
+    assert np.array_equal(read, as_floats(data))
+
+
+@pytest.mark.parametrize("place", [0, 1023, 1024])
+def test_a_number_that_no_scale_holds_is_told_wherever_it_is(place: int) -> None:
+    values = np.zeros(1025, dtype=np.float32)
+    values[place] = 3.4e38
+    largest = round_to_int8(values, np.empty(bytes_of(1025), dtype=np.uint8), np.empty_like(values))
+    assert largest > MOST_SCALE
 
 
 @pytest.mark.parametrize("rest", [1, 2, 3, 4])
@@ -182,9 +205,10 @@ def test_a_silo_has_room_for_what_it_keeps_of_rounding(tmp_path: Path) -> None:
     bundle = small_bundle(elements=2500, wire={"update": "int8"})
     assert bundle.update_bytes == 2500 + 3 * 4
     least = FREE_BYTES + 2 * 4 * 2500 + bundle.update_bytes + 2 * 4 * 2500
-    check_disk(SiloFolder(tmp_path), 2, bundle, least)
+    folder = SiloFolder(tmp_path)
+    check_disk(folder, disk_need(folder, 2, bundle), least)
     with pytest.raises(LoricaError, match="are needed"):
-        check_disk(SiloFolder(tmp_path), 2, bundle, least - 1)
+        check_disk(folder, disk_need(folder, 2, bundle), least - 1)
 
 
 # ---- on the coordinator's disk --------------------------------------------------------------------------------------

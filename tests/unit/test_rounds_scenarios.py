@@ -272,6 +272,17 @@ def test_an_update_that_could_not_be_used_is_not_included() -> None:
     assert included(state) == {A: update(A).digest, C: update(C).digest}
 
 
+def test_an_update_of_no_weight_is_not_included() -> None:
+    """Its silo goes on with what was cut off the update before: no model has this one."""
+    kept = (IncludedUpdate(silo=A, digest=update(A).digest),)
+    newer = (update(A, content="newer"), update(B, content="newer"))
+    made = aggregated()
+    weights = tuple(replace(one, share=float(one.silo == B)) for one in made.result.weights)
+    weighed = replace(made, result=replace(made.result, weights=weights))
+    state = after(replace(AGGREGATING, course=course(included=kept), updates=newer), weighed)
+    assert included(state) == {A: update(A).digest, B: newer[1].digest}
+
+
 def test_an_abandoned_round_includes_nothing() -> None:
     state = after(COLLECTING, committed(A), DeadlinePassed(now=T0 + 600, deadline=T0 + 600))
     assert included(state) == {}

@@ -1,6 +1,7 @@
 """Updates in bfloat16 and int8: what travels, what is kept of it, and that nothing is lost, doubled or trusted that should not
 be."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Silo:
                 tensor.copy_(torch.from_numpy(part))
         return local.numpy() - self.round_model
 
-    def update(self, included: Digest | None = None, *, into: str = "update") -> WrittenUpdate:
+    def update(self, included: Digest | None = None, *, into: str = "update", most: float = math.inf) -> WrittenUpdate:
         residuals = Residuals(
             folder=self.folder,
             plan=self.plan,
@@ -79,6 +80,7 @@ class Silo:
             parameters=self.parameters,
             round_model=VectorReader(self.path, self.manifest, self.layout, None),
             feedback=Feedback(residuals=residuals, included=included),
+            most=most,
         )
 
     def travelled(self, update: WrittenUpdate, name: str = "update") -> Vector:
@@ -133,6 +135,21 @@ def test_a_float32_update_is_the_delta_bit_for_bit_and_leaves_no_residual(tmp_pa
     assert update.norm == pytest.approx(float(np.linalg.norm(delta.astype(np.float64))), rel=1e-6)
     assert silo.residual_files() == set()
     assert (tmp_path / "update").stat().st_mode & 0o777 == 0o600
+
+
+def test_after_an_update_that_is_scaled_down_nothing_is_made_up_for(silo: Silo) -> None:
+    """What rounding cut off an update ten million times too long is longer than all that follow: it would go with the
+    next one, and past the bound."""
+    most = 1.0
+    silo.train(deltas(silo, 1, scale=1e4))
+    overshot = silo.update(most=most)
+    assert overshot.norm > most
+    assert not silo.residual_file(overshot).exists()
+    delta = silo.train(deltas(silo, 2))
+    update = silo.update(overshot.manifest.digest, most=most)
+    assert update.norm <= most
+    assert np.array_equal(silo.travelled(update), silo.rounded(delta))
+    assert silo.residual_file(update).exists(), "of an update within the bound it is kept as ever"
 
 
 def test_an_update_is_the_rounded_delta_and_the_rest_is_kept_privately(silo: Silo) -> None:

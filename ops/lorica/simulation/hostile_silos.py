@@ -100,13 +100,12 @@ class Conspiracy:
             hostile=len(self._hostile),
             made=self._made,
         )
-        row = sent(self._attack, known)
-        self._forged[silo] = row
+        forged = file.with_name(f"{file.name}.forged")
+        content = self._written(sent(self._attack, known))
+        forged.write_bytes(content)
+        self._forged[silo] = self._read(forged)  # as it travels
         if len(self._forged) == len(self._hostile) and self._plan.aggregation.reducer == CENTRED_CLIPPING.name:
             self._centre = self._made(np.stack([self._forged[name] for name in self._hostile])).astype("<f4")
-        forged = file.with_name(f"{file.name}.forged")
-        content = self._written(row)
-        forged.write_bytes(content)
         manifest = manifest_of(self._layout, [content])
         return replace(update, manifest=manifest, summary=trained[silo].summary), forged
 

@@ -27,7 +27,7 @@ def sum_of_squares(data: bytes | memoryview) -> float:
     machine.
 
     Raises MalformedMessage for bytes that are no blocks, a scale that is neither 0 nor LEAST_SCALE to MOST_SCALE, a
-    step of -128, and steps other than 0 beside a scale of 0: the same numbers have one form.
+    step of -128, and steps other than 0 beside a scale of 0.
     """
     total = 0.0
     for scales, steps in _parts(data):

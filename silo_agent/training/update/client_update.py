@@ -61,15 +61,18 @@ def write_update(
     feedback: Feedback,
     spread: Spread | None = None,
     resting: Collection[str] = (),
+    most: float = math.inf,
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`; zeros for the
     `resting`, which are named and whose residual is kept for a round that trains them.
 
     Where it is to be masked, `spread` is what numbers that are too much alike are spread by, and all have noise by
     within their own steps. In bfloat16 and int8 the residual of `feedback.included` is added first, and what rounding
-    leaves is kept for the new update. Raises TrainingDiverged for a value that is not finite or beyond the type's
-    range, IntegrityError and StorageError for the round model's file, StorageError for the update's. After an error
-    there is no file.
+    leaves is kept for the new update, unless that has a norm above `most`: the coordinator then scales the update down,
+    and not what is kept, which one training that overshoots would make longer than all that follow.
+
+    Raises TrainingDiverged for a value that is not finite or beyond the type's range, IntegrityError and StorageError
+    for the round model's file, StorageError for the update's. After an error there is no file.
     """
     narrow = layout.dtype != "float32"
     squares: list[float] = []
@@ -85,7 +88,7 @@ def write_update(
             for block in _deltas(parameters, layout, reader, earlier, spread, resting):
                 squares.append(encode(block))
         written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
-        if left is not None:
+        if left is not None and written.norm <= most:
             left.keep_for(written.manifest.digest)
     return written
 

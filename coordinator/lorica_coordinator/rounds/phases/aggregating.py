@@ -25,7 +25,7 @@ from lorica_coordinator.rounds.phases.gathering import gather, next_round
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Course, Finished, Opening, Task
 from lorica_coordinator.rounds.terms import PlanTerms
-from lorica_coordinator.rounds.updates import Outcome
+from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_security.errors import WrongTime
 
 UNUSABLE: Final = "it cannot be used"
@@ -39,7 +39,7 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     check_key(state, event.key)
     result, (course, effects) = event.result, _scored_in_the_sum(state, event)
     if result.outcome is Outcome.APPLIED:
-        course = replace(course, included=included_by(course, state.updates))
+        course = replace(course, included=included_by(course, _in_the_model(course, state, result)))
     if result.outcome is Outcome.APPLIED and result.model != course.model:
         course = replace(course, model=result.model, model_round=state.round)
         made = ModelMade(plan=course.terms.plan, round=state.round, model=result.model, signature=event.signature)
@@ -60,6 +60,13 @@ def sum_made(state: Aggregating, event: Aggregated) -> Step:
     else:
         after, further = next_round(course, state.round, event.now)
     return after, (*effects, *further)
+
+
+def _in_the_model(course: Course, state: Aggregating, result: AggregationResult) -> list[CommittedUpdate]:
+    """The updates that were summed. Where drift is corrected all were, whatever they weighed: corrections go on with
+    all of them or with none."""
+    weights = {} if course.terms.corrects_drift else {weight.silo: weight.share for weight in result.weights}
+    return [update for update in state.updates if not weights or weights.get(update.silo, 0.0) > 0]
 
 
 def _scored_in_the_sum(state: Aggregating, event: Aggregated) -> tuple[Course, list[Effect]]:
