@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.host import files
+from lorica_security.host.file_mark import FileMark
 from silo_wire.model_folders.folder_tokenizer import read_tokenizer
 from silo_wire.model_folders.model_folder import ModelFolder, prepared
 from silo_wire.model_folders.t5_config import NO_CONFIGURATION, model_class, scales_output, t5_config
@@ -63,6 +64,7 @@ def convert(exported: Path, target: Path, numbers: Numbers = Numbers.FLOAT32) ->
     _require_library()
     held = prepared(exported)
     files.require_free(target)
+    marks = _marks(held)
     with held.laid_out() as safe:
         model, tokenizer = _loaded(held, safe)
         asked = tuple(_asked(model, tokenizer))
@@ -77,7 +79,9 @@ def convert(exported: Path, target: Path, numbers: Numbers = Numbers.FLOAT32) ->
                 )
             kept_apart = apart
             if numbers is not Numbers.FLOAT32:
-                _write(safe, work, model, numbers)
+                _write(safe, work, model, numbers)  # which reads the parameters again
+                if _marks(held) != marks:
+                    raise IntegrityError(f"{exported} was changed while it was converted; nothing was written")
                 kept_apart, same = _compared(work, asked)
             tokenizer.save_pretrained(work)
             after = (work / "model.bin").stat().st_size
@@ -101,6 +105,18 @@ class _Asked:
     answer: Sequence[str]
     scored: Sequence[str]
     log_probabilities: Sequence[float]
+
+
+def _marks(held: ModelFolder) -> list[FileMark]:
+    """Of the files of parameters as they are now; raises ConfigurationError where one is gone."""
+    marks = []
+    for file in held.weights:
+        try:
+            with file.path.open("rb") as opened:
+                marks.append(FileMark.of(opened.fileno()))
+        except OSError as error:
+            raise ConfigurationError(f"{file.path} cannot be read: {error.strerror or error}") from error
+    return marks
 
 
 def _require_library() -> None:

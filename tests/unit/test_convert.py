@@ -95,6 +95,25 @@ def test_a_model_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported"], "no half of it stays"
 
 
+def test_attack_parameters_that_are_others_once_they_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below float32 the library reads them a second time, and what it made of them cannot be held against PyTorch's."""
+    exported = written(MEMBERS[0], tmp_path)
+    weights, made = exported / "model.safetensors", module._write
+
+    def swapped(safe: Path, folder: Path, model: Any, numbers: module.Numbers) -> None:
+        if numbers is module.Numbers.INT8:
+            save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, tmp_path / "other")
+            (tmp_path / "other").replace(weights)
+        made(safe, folder, model, numbers)
+
+    monkeypatch.setattr(module, "_write", swapped)
+    with pytest.raises(IntegrityError, match="was changed while it was converted"):
+        convert(exported, tmp_path / "new", module.Numbers.INT8)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_attack_a_model_whose_answers_are_no_numbers_is_not_written(value: float, tmp_path: Path) -> None:
     exported = written(MEMBERS[0], tmp_path)
