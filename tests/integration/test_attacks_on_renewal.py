@@ -189,9 +189,9 @@ async def test_a_kill_as_the_renewed_certificate_is_written_leaves_a_silo_that_c
     before = load_credentials(folder).certificate
     real = files.replace
 
-    def killed(*arguments: object) -> None:
+    def killed(*arguments: object, **how: object) -> None:
         if instant == "after":
-            real(*arguments)  # type: ignore[arg-type]
+            real(*arguments, **how)  # type: ignore[arg-type]
         raise Killed
 
     async with kept_agent(folder, attend=False) as agent:

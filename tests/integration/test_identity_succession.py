@@ -224,9 +224,9 @@ async def test_a_kill_between_any_two_steps_leaves_one_way_to_go(
             calls += 1
 
         def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> None:
+            def call(*arguments: Any, **how: Any) -> None:
                 meet()
-                real(*arguments)
+                real(*arguments, **how)
                 meet()
 
             return call
