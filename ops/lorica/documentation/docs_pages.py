@@ -98,6 +98,8 @@ _STUDY_TABLES: Final = {
     "fedparsing-fewer-differences": ("fedparsing-300", "## Points more than alone"),
     "fedparsing-fewest-test": ("fedparsing-100", "## Parts of an answer on test"),
     "fedparsing-fewest-differences": ("fedparsing-100", "## Points more than alone"),
+    "fedparsing-cohort-test": ("fedparsing-cohort", "## Parts of an answer on test"),
+    "fedparsing-cohort-differences": ("fedparsing-cohort", "## Points more than alone"),
     "fedparsing-rounds": ("fedparsing", "## Right answers among those that a teacher begins a round with"),
     "fedparsing-shares": ("fedparsing", "## Right answers of teachers, and points more than alone"),
     "wire-losses": ("wire", "## Loss per target token on dev, in nats"),
