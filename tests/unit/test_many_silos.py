@@ -21,7 +21,7 @@ from lorica.simulation.model_files import KeptModel
 from lorica.simulation.report import SHOWN_SILOS, print_end, print_round
 from lorica.simulation.simulated import ROUNDS_FILE, Simulated, write
 from lorica_coordinator.edges.keys.authorities import Authorities
-from lorica_coordinator.service.records import RoundRow, SiloRow
+from lorica_coordinator.service.records import SiloRow
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity.identity_key import new_identity_key
 from lorica_security.identity.succession import Succession, succession_statement
@@ -39,6 +39,7 @@ from silo_wire.codecs.groups_codec import GroupsOffer, KnownIdentity
 from silo_wire.messages import Evaluation
 from silo_wire.plans.plan import PlanBundle
 from tests.support.federation_peer import SILO, TestNet
+from tests.support.round_rows import applied_round
 
 KEYS = {SiloName(f"ward-{number}"): new_identity_key().public_key() for number in range(80)}
 
@@ -183,19 +184,7 @@ def test_a_round_is_one_line_however_many_silos_trained(count: int) -> None:
         for number in range(count)
     )
     console = Console(width=80, record=True)
-    row = RoundRow(
-        round=2,
-        attempt=1,
-        outcome="applied",
-        detail="",
-        opened_unix_s=0.0,
-        closed_unix_s=1.0,
-        model=Digest("m"),
-        weight_fallback=False,
-        silos=silos,
-        macro_exact_match=None,
-        micro_exact_match=None,
-    )
+    row = applied_round(round=2, silos=silos)
     print_round(console, row, score="ROUGE-L")
     (line,) = console.export_text().splitlines()
     assert line.startswith("round 2 applied: loss reduction")
@@ -220,15 +209,7 @@ def test_the_table_at_the_end_has_a_column_of_execution_where_something_was_exec
         loss_per_token=1.5,
         seconds=1.0,
     )
-    row = RoundRow(
-        round=1,
-        attempt=1,
-        outcome="applied",
-        detail="",
-        opened_unix_s=0.0,
-        closed_unix_s=1.0,
-        model=Digest("a" * 64),
-        weight_fallback=False,
+    row = applied_round(
         silos=(SiloRow(silo=SILO, outcome="committed", examples=1, evaluation=scores),),
         macro_exact_match=0.25,
         micro_exact_match=0.25,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lorica.verify import told
 from lorica_coordinator.edges.models.model_card import made_of
 from lorica_coordinator.edges.models.provenance import provenance_of
-from lorica_coordinator.service.records import MaskedTotals, RoundRow, SignedModel, SiloRow
+from lorica_coordinator.service.records import MaskedTotals, SignedModel, SiloRow
 from lorica_security.audit.chain import Head
 from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.identifiers import SiloName
@@ -27,9 +27,9 @@ from lorica_security.on_disk.provenance import (
     digests_of,
     verified,
 )
-from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 from tests.support.federation_peer import small_bundle
+from tests.support.round_rows import applied_round
 
 KEY = new_identity_key()
 
@@ -241,15 +241,7 @@ def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_
         SiloRow(silo=SiloName(name), outcome="committed", evaluation=evaluation if number < scored else None)
         for number, name in enumerate(("a", "b", "c"))
     ]
-    row = RoundRow(
-        round=1,
-        attempt=1,
-        outcome="applied",
-        detail="",
-        opened_unix_s=0.0,
-        closed_unix_s=1.0,
-        model=Digest("b" * 64),
-        weight_fallback=False,
+    row = applied_round(
         masked=MaskedTotals(weight_sum=1.0, saturated=0, coordinates=3) if masked else None,
         silos=tuple(silos),
         macro_exact_match=None if masked else 0.25,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 
@@ -91,7 +91,7 @@ def figures(run: Run) -> Figures:
     )
 
 
-_BEGAN_AT_LOAD: Final = os.getloadavg()[0]
+_BEGAN_WITH, _BEGAN_AT_LOAD = commit(), os.getloadavg()[0]  # now, not at the end: the code on disk may be another then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Measured:
     @classmethod
     def now(cls) -> "Measured":
         return cls(
-            commit=commit(),
+            commit=_BEGAN_WITH,
             when=datetime.now(UTC).isoformat(timespec="minutes"),
             load_average=(round(_BEGAN_AT_LOAD, 1), round(os.getloadavg()[0], 1)),
             cores=len(os.sched_getaffinity(0)),

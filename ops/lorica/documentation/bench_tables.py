@@ -3,6 +3,7 @@ OUT, the last time that somebody ran them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lorica.bench.figures import Measured, read_figures
@@ -32,12 +33,8 @@ def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
     rows: list[Sequence[str]] = []
     for one in found:
         size = (one["silos"], one["parameters"])
-        beside = next(other for other in found if (other["silos"], other["parameters"]) == size)
-
-        def cell(key: str, digits: int, unit: float = 1, one: Any = one, beside: Any = beside) -> str:
-            text = f"{one[key] / unit:,.{digits}f}"
-            return text if one is beside or beside[key] <= 0 else f"{text} ({one[key] / beside[key]:.1f} x)"
-
+        first = next(other for other in found if (other["silos"], other["parameters"]) == size)
+        cell = partial(_cell, one, first)
         rows.append(
             (
                 f"{size[0]}",
@@ -49,6 +46,12 @@ def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
             )
         )
     return names, rows
+
+
+def _cell(one: Mapping[str, Any], first: Mapping[str, Any], key: str, digits: int, unit: float = 1) -> str:
+    """A figure of `one`, in units, and what multiple it is of that of `first`, where they are two and there is one."""
+    text = f"{one[key] / unit:,.{digits}f}"
+    return text if one is first or first[key] <= 0 else f"{text} ({one[key] / first[key]:.1f} x)"
 
 
 def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:

@@ -363,14 +363,15 @@ class RoundJournal:
 
     def _write(self, statement: str, values: Sequence[object] = (), *, durable: bool = True) -> None:
         """What is not durable is lost with the machine's power, not with this process."""
+        lax = not durable and self._synchronous == "FULL"
         with self._turn_of_a_thread():
-            if not durable and self._synchronous == "FULL":
+            if lax:
                 self._connection.execute("PRAGMA synchronous = NORMAL")
             try:
                 with _committed(self._connection):
                     self._connection.execute(statement, values)
             finally:
-                if not durable and self._synchronous == "FULL":
+                if lax:
                     self._connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     @contextmanager

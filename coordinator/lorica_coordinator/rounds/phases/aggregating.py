@@ -99,7 +99,7 @@ def aggregation_failed(state: Aggregating, event: AggregationFailed) -> Step:
     terms = state.course.terms
     reason = told_of_unusable(event.reason, terms)
     refused = SiloDropped(key=state.key, silo=event.silo, outcome="refused", detail=reason)
-    if state.masked is None and len(left) >= state.course.terms.quorum(state.round):
+    if state.masked is None and len(left) >= terms.quorum(state.round):
         after, effects = enter_aggregating(state.course, state.round, state.attempt, left)
     else:
         after, effects = abandon(
