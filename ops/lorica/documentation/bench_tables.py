@@ -107,3 +107,40 @@ def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     rows.append(("seconds of a round", *(f"{one['round_s']:.2f}" for one in found)))
     rows.append(("training examples a second", *(f"{one['examples_per_s']:,.0f}" for one in found)))
     return names, rows
+
+
+def trainers(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-training`."""
+    names = (
+        "size",
+        "trainer",
+        "examples a second",
+        "examples a CPU second",
+        "step s",
+        "CPU s",
+        "peak MB",
+        "time (all turns)",
+        "CPU (all turns)",
+        "loss after",
+    )
+    rows: list[Sequence[str]] = [
+        (
+            one["size"],
+            one["way"],
+            f"{one['examples_per_s']:.2f}",
+            f"{one['examples_per_cpu_s']:.2f}",
+            f"{one['step_s']:.2f}",
+            f"{one['cpu_s']:.2f}",
+            f"{one['peak_bytes'] / 1e6:,.0f}",
+            _ratios(one["time_ratios"]),
+            _ratios(one["cpu_ratios"]),
+            f"{one['loss']:.3f}",
+        )
+        for one in found
+    ]
+    return names, rows
+
+
+def _ratios(one: Sequence[float] | None) -> str:
+    """A median, and from what to what."""
+    return "" if one is None else f"{one[0]:.2f} x ({one[1]:.2f} to {one[2]:.2f})"
