@@ -84,7 +84,7 @@ def masked_rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
     """Of its whole rounds: what each way takes more than the one in the clear of the same run."""
     names = ("way", "wall s", "more", "CPU s", "more", "coordinator peak MB", "wire MB")
     whole = [one for one in found if one["wall_s"] is not None]
-    rows = []
+    rows: list[Sequence[str]] = []
     for one in whole:
         cell = partial(_cell, one, whole[0])
         more = ("", "") if one is whole[0] else tuple(f"{one[key] - whole[0][key]:.1f}" for key in ("wall_s", "cpu_s"))
