@@ -28,6 +28,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from lorica_coordinator.edges.database.open_store import require_sqlite
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION
 from lorica_coordinator.edges.database.tables_revision import revision_of
@@ -90,6 +91,7 @@ def restore(
         count = backup.extract(work)
         folder = CoordinatorFolder(work)
         settings = _settings_of(folder)
+        require_sqlite(settings, "restore")
         federation = federation_name(settings.federation)
         if federation != backup.about.federation or not key_files(folder.keys):
             raise IntegrityError(
