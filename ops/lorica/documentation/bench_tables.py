@@ -54,6 +54,46 @@ def _cell(one: Mapping[str, Any], first: Mapping[str, Any], key: str, digits: in
     return text if one is first or first[key] <= 0 else f"{text} ({one[key] / first[key]:.1f} x)"
 
 
+def masks(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-secagg`: what cryptography costs by itself."""
+    names = (
+        "silos",
+        "masking a silo, CPU s",
+        "unmasking, CPU s",
+        "with two silos lost",
+        "aggregation, masked / plain",
+        "relative L2 error",
+        "memory of either side MB",
+    )
+    return names, [
+        (
+            f"{one['silos']}",
+            f"{one['mask_cpu_s']:.2f}",
+            f"{one['unmask_cpu_s']:.2f}",
+            "" if one["lost_unmask_cpu_s"] is None else f"{one['lost_unmask_cpu_s']:.2f}",
+            f"{one['aggregate_cpu_s']:.2f} / {one['plain_aggregate_cpu_s']:.2f}",
+            f"{one['relative_l2_error']:.1e}",
+            f"{one['mask_peak_bytes'] / 1e6:.0f}, {one['unmask_peak_bytes'] / 1e6:.0f}",
+        )
+        for one in found
+        if one["mask_cpu_s"] is not None
+    ]
+
+
+def masked_rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of its whole rounds: what each way takes more than the one in the clear of the same run."""
+    names = ("way", "wall s", "more", "CPU s", "more", "coordinator peak MB", "wire MB")
+    whole = [one for one in found if one["wall_s"] is not None]
+    rows: list[Sequence[str]] = []
+    for one in whole:
+        cell = partial(_cell, one, whole[0])
+        more = ("", "") if one is whole[0] else tuple(f"{one[key] - whole[0][key]:.1f}" for key in ("wall_s", "cpu_s"))
+        wall, cpu = cell("wall_s", 1), cell("cpu_s", 1)
+        peak, wire = (cell(key, 0, 1e6) for key in ("coordinator_peak_bytes", "wire_bytes"))
+        rows.append((one["system"], wall, more[0], cpu, more[1], peak, wire))
+    return names, rows
+
+
 def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     """Of `lorica bench-simulation`."""
     from lorica.bench.simulation.stopwatch import FORWARD, PARTS
