@@ -127,6 +127,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "bench-simulation-few": partial(bench_tables.table, "simulation-few", bench_tables.simulations),
     "bench-training": partial(bench_tables.table, "training", bench_tables.trainers),
+    "bench-training-base": partial(bench_tables.table, "training-base", bench_tables.trainers),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
     "plan": plan_table,
     "plan-model": plan_model_table,
