@@ -59,6 +59,10 @@ class Coordinator:
                 f"{folder.settings}: federation = {settings.federation!r}, but the authority in {folder.keys} is of "
                 f"{keys.federation!r}: correct the name"
             )
+        if settings.storage.database:
+            from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+
+            DatabasePlace.parse(settings.storage.database, folder.settings)
         return cls(folder, settings, keys)
 
     @property
@@ -177,14 +181,14 @@ class Coordinator:
         )
 
     def open_store(self) -> "SqlRoundStore":
-        from lorica_coordinator.edges.database.round_store import SqlRoundStore
+        from lorica_coordinator.edges.database.open_store import open_store
 
         state = self.settings.state_folder
         try:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{state} cannot be created: {error.strerror}") from error
-        return SqlRoundStore(state / "state.sqlite", self.federation)
+        return open_store(self.settings, self.folder.settings, self.federation)
 
 
 def disks(coordinator: Coordinator) -> set[Path]:

@@ -89,6 +89,18 @@ class AggregationSettings(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 1
 
 
+class StorageSection(Section):
+    database: str = ""  # empty: SQLite in the state folder
+    """An address with, it may be, a password: no error shows it (edges/database/postgresql/place.py reads it)."""
+
+    @field_validator("database", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        if not isinstance(value, str):
+            raise ValueError("[storage] database is no text: put it in quotes")
+        return value
+
+
 class RetentionSection(Section):
     models_days: RetentionDays = 30
     copies_days: RetentionDays = 30
@@ -103,6 +115,7 @@ class Settings(Section):
     certificates: CertificatesSection = CertificatesSection()
     invitations: InvitationsSection = InvitationsSection()
     aggregation: AggregationSettings = AggregationSettings()
+    storage: StorageSection = StorageSection()
     retention: RetentionSection = RetentionSection()
 
     @classmethod

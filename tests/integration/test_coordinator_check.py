@@ -237,6 +237,11 @@ def database_of_another_release(folder: CoordinatorFolder, patch: pytest.MonkeyP
         other.commit()
 
 
+@makes(Mistake.DATABASE_SERVER)
+def server_that_is_away(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
+    edit(folder.settings, 'database = ""', 'database = "postgresql+psycopg://lorica@127.0.0.1:1/state"')
+
+
 @makes(Mistake.DATABASE_DAMAGED)
 def database_that_is_none(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     for more in ("-wal", "-shm"):

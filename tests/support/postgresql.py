@@ -3,9 +3,10 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,15 @@ class PostgresqlServer:
 
     folder: Path
     process: "subprocess.Popen[bytes]"
+    start: "Callable[[], subprocess.Popen[bytes]]"
+
+    def restart(self, *, meanwhile: Callable[[], None]) -> None:
+        """Cut all connections and stop, at once; start again once `meanwhile` is done."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        meanwhile()
+        object.__setattr__(self, "process", self.start())
+        _wait_until_ready(self, _binaries())
 
     def url(self, *, user: str, password: str = "", database: str = "postgres") -> str:
         credentials = f"{user}:{quote(password, safe='')}" if password else user
@@ -84,22 +94,25 @@ def running_postgresql() -> Iterator[PostgresqlServer]:
             "fsync": "off",
             "shared_buffers": "16MB",
         }
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [binaries / "postgres", "-D", data, *(part for key, value in settings.items() for part in ("-c", f"{key}={value}"))],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, user=account, cwd="/",
-            )  # fmt: skip
+
+        def start() -> "subprocess.Popen[bytes]":
+            with (folder / "log").open("ab") as log:
+                return subprocess.Popen(
+                    [binaries / "postgres", "-D", data, *(part for key, value in settings.items() for part in ("-c", f"{key}={value}"))],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, user=account, cwd="/",
+                )  # fmt: skip
+
+        server = PostgresqlServer(folder, start(), start)
         try:
-            server = PostgresqlServer(folder, process)
             _wait_until_ready(server, binaries)
             yield server
         finally:
-            process.terminate()  # SIGTERM: waits for clients; SIGINT (fast) where one hangs on
+            server.process.terminate()  # SIGTERM: waits for clients; SIGINT (fast) where one hangs on
             try:
-                process.wait(5)
+                server.process.wait(5)
             except subprocess.TimeoutExpired:
-                process.send_signal(2)
-                process.wait(30)
+                server.process.send_signal(2)
+                server.process.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

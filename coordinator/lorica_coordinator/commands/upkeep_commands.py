@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lorica_coordinator.commands.command_line import Dir, enter_command, instant, own_folder, reach, say
+from lorica_coordinator.edges.database.open_store import SQLITE, require_sqlite, server_of
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.upkeep.backup import back_up
@@ -32,6 +33,7 @@ def backup(
     """Write the coordinator's folder to one file, encrypted with the passphrase of LORICA_BACKUP_PASSPHRASE[_FILE];
     also while it runs."""
     folder = own_folder(directory)
+    require_sqlite(Settings.read(folder.settings), "backup")
     passphrase = key_file.passphrase_of(os.environ, PASSPHRASE)
     if plain and passphrase is not None:
         raise ConfigurationError(f"--plain and ${passphrase.variable} say different things: leave one of them out")
@@ -121,13 +123,21 @@ def upgrade(
     """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped
     meanwhile."""
     from lorica_coordinator.edges.upkeep.upgrade import upgrade as bring_to
+    from lorica_coordinator.edges.upkeep.upgrade import upgrade_server
 
     folder = own_folder(directory)
-    database = Settings.read(folder.settings).state_folder / "state.sqlite"
+    settings = Settings.read(folder.settings)
+    server = server_of(settings, folder.settings)
+    database = settings.state_folder / SQLITE if server is None else server.name
     with ProcessLock(folder.lock, "coordinator"):
         enter_command(folder, "upgrade", to=to)
-        done = bring_to(database, to=to, now=datetime.now(UTC))
-    if done.copy is None:
+        if server is not None:
+            done = upgrade_server(server, to=to)
+        else:
+            done = bring_to(settings.state_folder / SQLITE, to=to, now=datetime.now(UTC))
+    if server is not None and done.before != done.after:
+        say(f"{database} has tables of revision {done.after}, it had {done.before}")
+    elif done.copy is None:
         say(f"{database} has tables of revision {done.after}: nothing was to be done")
     else:
         say(f"{database} has tables of revision {done.after}, it had {done.before}; as it was it is in {done.copy}")

@@ -217,11 +217,16 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """The coordinator has started again; nobody is connected. `population` and `groups` are what its records say."""
+    """The coordinator has started again; nobody is connected. `population` and `groups` are what its records say.
+
+    `lost`: the attempt of secure aggregation under way is lost, and whether its silos were asked for shares; None: it
+    is not.
+    """
 
     now: float
     population: frozenset[SiloName]
     groups: Partition | None = None
+    lost: bool | None = None
 
 
 Event = (

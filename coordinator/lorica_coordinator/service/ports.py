@@ -28,6 +28,7 @@ from lorica_coordinator.service.views.pulse import Pulse
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Event, Particular
 from lorica_security.audit.signed_head import SignedHead
+from lorica_security.errors import Conflict
 from lorica_security.identifiers import Identity, SiloName
 from lorica_security.identity.succession import Succession
 from lorica_security.pki.authority_succession import AuthoritySuccession
@@ -45,6 +46,11 @@ Clock = Callable[[], float]
 """Unix seconds, now: for people and certificates. It may be set, either way and at any time."""
 Steady = Callable[[], float]
 """Seconds since whenever, of a clock that nobody can set: for waiting and deadlines."""
+
+
+class Overtaken(Conflict):
+    """The state was written by somebody else, or is ahead of this process: it must end, and whoever starts next takes
+    the state up."""
 
 
 class PlanShelf(Protocol):
@@ -211,6 +217,10 @@ class RoundStore(Protocol):
     def load(self, now: float = 0.0, /) -> State:
         """The state that was last saved; Idle with the enrolled silos in a new store. What was left of its deadline is
         left from `now` on."""
+
+    def lost_attempt(self) -> bool | None:
+        """Whether the state that was loaded last lacks its attempt of secure aggregation, whose key is gone: True where
+        its silos may have been asked for shares; None: it lacks nothing."""
 
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
         """Save the state and what is recorded with it, all or nothing.

@@ -93,6 +93,7 @@ def bench_dp(
     batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
     physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
     steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Of each way, one after the other; medians count.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
     out: _Out = None,
@@ -101,9 +102,49 @@ def bench_dp(
     from lorica.bench.private.run import choice, run_bench_dp
 
     chosen = choice(
-        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
+        sizes=size,
+        ways=way,
+        batch=batch,
+        physical=physical,
+        steps=steps,
+        turns=turns,
+        device=device,
+        threads=threads,
+        out=out,
     )
     run_bench_dp(chosen, terminal())
+
+
+def bench_training(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: small and base.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a batch.")] = 16,
+    accumulation: Annotated[int, typer.Option(min=1, help="Batches of an optimizer step.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn that count, after one that does not.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Of each trainer, one after the other; medians count.")] = 3,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
+    out: _Out = None,
+) -> None:
+    """Measure plain training beside Hugging Face's Seq2SeqTrainer: examples a second, CPU time and peak memory."""
+    from lorica.bench.trainers.run import SIZES, Choice, run_bench_training
+
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigurationError(f"precision {precision!r} is unknown: use float32 or bfloat16")
+    chosen = Choice(
+        sizes=size or SIZES,
+        batch=batch,
+        accumulation=accumulation,
+        steps=steps,
+        turns=turns,
+        precision="float32" if precision == "float32" else "bfloat16",
+        device=device,
+        threads=threads,
+        out=out,
+    )
+    run_bench_training(chosen, terminal())
 
 
 def bench_sums(

@@ -28,8 +28,10 @@ from silo_agent.edges.ranks.launching import rank_command, rank_environment
 from silo_agent.service.ports import Cancelled, Notice, Progress, TrainedUpdate
 from silo_agent.settings import TrainingSection
 
-LOOK_S: Final = 0.02
+LOOK_S: Final = 0.05
 """Between two looks at what the ranks have written."""
+WATCH_S: Final = 1.0
+"""Between two looks whether they go on."""
 ALIVE_S: Final = 2.0
 """Between two signs of the agent."""
 SAY_S: Final = 5.0
@@ -239,6 +241,7 @@ class _Watch:
         self._signs = dict.fromkeys(range(section.processes), -1.0)
         self._since = dict.fromkeys(range(section.processes), clock())
         self._failed: float | None = None
+        self._looked = clock()
 
     def said_long_ago(self) -> bool:
         """Asked once a rank has failed: whether the others had time to say so too."""
@@ -247,6 +250,9 @@ class _Watch:
 
     def require_going_on(self, over: dict[int, frames.Done | frames.Raised]) -> None:
         now = self._clock()
+        if now - self._looked < WATCH_S:
+            return
+        self._looked = now
         for rank, sign in self._signs.items():
             if (met := frames.number_in(self._folder / f"met-{rank}")) != sign or rank in over:
                 self._signs[rank], self._since[rank] = met, now

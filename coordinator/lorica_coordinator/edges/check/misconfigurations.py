@@ -146,6 +146,12 @@ class Mistake(Enum):
         "SQLite cannot read the database, or finds it inconsistent",
         "restore the state from a backup",
     )
+    DATABASE_SERVER = Misconfiguration(
+        "database-server",
+        "state database",
+        "the PostgreSQL database of `[storage] database` cannot be used as it is",
+        "see that the server runs and is reached, that it is the one that is written to, and its role and tables",
+    )
     PLAN_MISSING = Misconfiguration(
         "plan-missing", "plan", "there is no plan of that name", "make it with coordinator plan new NAME"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lorica_coordinator.edges.check.found import PROBE_TIMEOUT_S, Found
 from lorica_coordinator.edges.check.misconfigurations import Mistake
+from lorica_coordinator.edges.database.open_store import SQLITE, open_store
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import TABLES_VERSION
 from lorica_coordinator.plans.forecast import require_worth
@@ -22,7 +23,9 @@ from silo_wire.plans.plan import Plan
 
 
 def database(found: Found) -> str:
-    path = found.settings.state_folder / "state.sqlite"
+    if found.settings.storage.database:
+        return _in_postgresql(found)
+    path = found.settings.state_folder / SQLITE
     if not path.is_file() or path.stat().st_size == 0:
         raise misconfigured(Mistake.DATABASE_MISSING.value, f"{path} is missing or empty")
     version, verdict = _database_facts(path)
@@ -37,14 +40,29 @@ def database(found: Found) -> str:
         meaning(Mistake.DATABASE_DAMAGED.value),
         closing(SqlRoundStore(path, federation_name(found.settings.federation))) as store,
     ):
-        recorded = store.silos()
-        digest, found.under_way = _under_way(store.load())
-        rounds = store.rounds(digest, 1) if digest else ()
+        _look_into(store, found)
+    return f"{path} is whole; enrolled: {len(found.silos)}"
+
+
+def _in_postgresql(found: Found) -> str:
+    """What the settings say is refused as such; all else is the database's."""
+    file, settings = found.ground.folder.settings, found.settings
+    with (
+        meaning(Mistake.DATABASE_SERVER.value),
+        closing(open_store(settings, file, federation_name(settings.federation))) as store,
+    ):
+        _look_into(store, found)
+        return f"{store.place.name} answers; enrolled: {len(found.silos)}"
+
+
+def _look_into(store: SqlRoundStore, found: Found) -> None:
+    recorded = store.silos()
+    digest, found.under_way = _under_way(store.load())
+    rounds = store.rounds(digest, 1) if digest else ()
     found.silos = tuple(silo for silo in recorded if silo.revoked_unix_s is None)
     instants = [0.0, *(max(silo.enrolled_unix_s, silo.last_seen_unix_s) for silo in recorded)]
     instants += [row.closed_unix_s or row.opened_unix_s for row in rounds]
     found.newest = max(instants)
-    return f"{path} is whole; enrolled: {len(found.silos)}"
 
 
 def plan(found: Found) -> str:

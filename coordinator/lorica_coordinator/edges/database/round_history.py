@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, Subquery, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Subquery, Table, and_, exists, func, or_, select
 
 from lorica_coordinator.edges.database.round_tables import evaluations, plans, rounds, updates
 from lorica_coordinator.service.records import COMPLETED, BegunPlan, MaskedTotals, RoundRow, SiloRow
@@ -162,4 +162,17 @@ def _round_of(row: Row[Any], trained: Sequence[SiloRow], scores: _Scores, scored
         macro_exact_match=row.macro_exact_match,
         micro_exact_match=row.micro_exact_match,
         scored=row.scored,
+    )
+
+
+def closed_before(table: Table, before: float) -> ColumnElement[bool]:
+    """Whether the round of a row was closed before, in whatever attempt; a later one of the same number is not."""
+    same = and_(rounds.c.plan == table.c.plan, rounds.c.round == table.c.round)
+    return and_(
+        exists(select(rounds.c.round).where(same, rounds.c.closed_at < before).correlate(table)),
+        ~exists(
+            select(rounds.c.round)
+            .where(same, or_(rounds.c.closed_at.is_(None), rounds.c.closed_at >= before))
+            .correlate(table)
+        ),
     )

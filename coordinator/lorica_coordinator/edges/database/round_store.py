@@ -1,21 +1,20 @@
 """The coordinator's durable state in a database: the machine's state and the records of each transition, together or
 not at all.
 
-SQLite with a write-ahead log and full synchronisation: what a method wrote is on the disk when it returns. The same
-statements suit PostgreSQL; only the connection's settings are SQLite's own.
+SQLite in a file, or PostgreSQL: what a method wrote is durable when it returns. The statements are the same.
 
-The events of a masked attempt have the key shares that silos revealed for it. What is deleted or replaced is
+The events of a masked attempt have the key shares that silos revealed for it. In SQLite what is deleted or replaced is
 overwritten, and when an attempt has ended, the write-ahead log is emptied, too: no file has them any more. A disk that
-keeps old blocks does.
+keeps old blocks does. PostgreSQL keeps everything: there they are sealed (sealing/attempt_seal.py), and the key goes.
 """
 
-import sqlite3
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database import round_history
@@ -25,7 +24,9 @@ from lorica_coordinator.edges.database.certificate_records import (
     revoke_certificates,
     send_trust,
 )
-from lorica_coordinator.edges.database.masked_events import read_events, write_events
+from lorica_coordinator.edges.database.masked_events import write_events
+from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
+from lorica_coordinator.edges.database.postgresql.tries import in_tries
 from lorica_coordinator.edges.database.round_records import of_attempt, put_row, write_record
 from lorica_coordinator.edges.database.round_tables import (
     TABLES_REVISION,
@@ -48,17 +49,15 @@ from lorica_coordinator.edges.database.round_tables import (
     updates,
 )
 from lorica_coordinator.edges.database.rows import certificate_of, evaluation_of, silo_of
-from lorica_coordinator.edges.database.sqlite_database import BUSY_TIMEOUT_MS, durable_engine
-from lorica_coordinator.edges.database.state_json import (
-    STATE_VERSION,
-    journal_of,
-    state_from_json,
-    state_to_json,
-)
+from lorica_coordinator.edges.database.sealing.attempt_seal import KeyVault
+from lorica_coordinator.edges.database.sealing.sealed_states import SealedStates
+from lorica_coordinator.edges.database.sqlite_database import SqliteDatabase
+from lorica_coordinator.edges.database.state_json import STATE_VERSION, journal_of
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
 from lorica_coordinator.rounds.effects import Record
 from lorica_coordinator.rounds.states import Idle, State
 from lorica_coordinator.service.issued import Certificate, IssuedCertificate
+from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.records import (
     BegunPlan,
     EnrolledSilo,
@@ -69,7 +68,6 @@ from lorica_coordinator.service.records import (
 )
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthenticationError, Conflict, StateError, StorageError
-from lorica_security.host import ballast
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.identity.succession import MOST_SUCCESSIONS, Succession
@@ -81,30 +79,37 @@ from silo_wire.wire_version import Speaker
 
 _log = structlog.get_logger(__name__)
 _MACHINE_ID = 1
-_FULL = "disk is full"
-"""What SQLite says of SQLITE_FULL."""
 _DETAILS = (updates, evaluations)
 """Tables of what single silos sent and scored."""
 
 
+@in_tries
 class SqlRoundStore:
     """Implements `lorica_coordinator.service.ports.RoundStore`. Safe to call from several threads."""
 
-    def __init__(self, path: Path, federation: FederationName) -> None:
-        """Open or create the database file; raises StorageError naming it, also for tables of another release."""
-        self._path = path
+    def __init__(
+        self, place: Path | PostgresqlDatabase, federation: FederationName, vault: KeyVault | None = None
+    ) -> None:
+        """Open the database, or make its tables; with a `vault` masked attempts are sealed under its keys.
+
+        Raises StorageError naming it, also for tables of another release, ConfigurationError for another server.
+        """
+        self.place = SqliteDatabase(place) if isinstance(place, Path) else place
         self._federation = federation
-        self._database = durable_engine(path)
+        self._database = self.place.engine
+        self._states = SealedStates(vault, federation)
+        self._in_doubt: set[str] = set()  # transitions that failed, and may be saved all the same
         self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         with self._transaction() as connection:
+            self.place.require_fit(connection)
             revision = revision_of(connection)
             if revision is None:
                 metadata.create_all(connection)
                 connection.execute(insert(revisions).values(version_num=TABLES_REVISION))
                 connection.execute(insert(schema).values(version=TABLES_VERSION))
             else:
-                require_current(revision, path)
+                require_current(revision, self.place.name)
 
     def close(self) -> None:
         if not self._log_is_clear:
@@ -118,13 +123,7 @@ class SqlRoundStore:
             with self._database.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            reason = " ".join(str(error.__cause__ or error).split())
-            if _FULL in reason:
-                ballast.give_up_above(self._path)  # whoever tries again has room
-            raise StorageError(
-                f"{self._path} cannot be read or written ({reason}): check the disk's free space and the permissions, "
-                "or restore the file from backup"
-            ) from error
+            raise self.place.failed(error) from error
         if not self._log_is_clear:
             self._clear_log()
 
@@ -136,38 +135,61 @@ class SqlRoundStore:
             if row is None:
                 names = connection.execute(select(silos.c.silo).where(silos.c.revoked_at.is_(None))).scalars()
                 return Idle(population=frozenset(SiloName(name) for name in names))
-            events = read_events(connection, row.events, str(self._path))
-        self._events = events
-        stored = {"version": row.version, "phase": row.phase, "text": row.state, "journal": events}
-        return state_from_json(**stored, where=str(self._path), now=now)
+            state, events = self._states.read(connection, row, where=self.place.name, now=now)
+        self._events = None if self._states.lost is not None else events
+        return state
+
+    def lost_attempt(self) -> bool | None:
+        return self._states.lost
 
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
-        events = journal_of(state)
-        text = state_to_json(state, now=now)
-        values = {"version": STATE_VERSION, "phase": state.phase, "state": text, "events": len(events)}
+        events, saved_as = journal_of(state), secrets.token_hex(16)
+        values = {"version": STATE_VERSION, "phase": state.phase, "events": len(events), "saved_as": saved_as}
         before, self._events = self._events, None  # a transaction that fails may be on the disk or not
-        with self._transaction() as connection:
+        deleted, attempt = False, None
+        with self._unless_saved(saved_as), self._transaction() as connection:
+            self._require_newest(connection)
+            self._in_doubt.add(saved_as)
             for record in records:
                 write_record(connection, record, at)
-            put_row(connection, machine, {"id": _MACHINE_ID}, values)
-            if write_events(connection, before, events):
+            columns, attempt = self._states.columns(state, now=now)
+            put_row(connection, machine, {"id": _MACHINE_ID}, values | columns)
+            if deleted := write_events(connection, before, events, self._states.event):
                 self._log_is_clear = False
         self._events = events
+        self._in_doubt.clear()
+        self._states.saved(attempt, deleted=deleted)
+
+    def _require_newest(self, connection: Connection) -> None:
+        """Raises Overtaken where a transition is saved after all whose caller was told that it is not."""
+        if self._in_doubt and connection.execute(select(machine.c.saved_as)).scalar() in self._in_doubt:
+            raise Overtaken(
+                f"{self.place.name} has saved a transition of which the answer was lost with the connection: the "
+                "coordinator ends; start it again, and it goes on from there"
+            )
+
+    @contextmanager
+    def _unless_saved(self, saved_as: str) -> Iterator[None]:
+        """Let an error pass by where the transaction was saved, and its answer alone was lost on the way."""
+        try:
+            yield
+        except StorageError:
+            if not self.place.answers_may_be_lost or not self._is_saved(saved_as):
+                raise
+
+    def _is_saved(self, saved_as: str) -> bool:
+        try:
+            with self._transaction() as connection:
+                saved = connection.execute(select(machine.c.saved_as)).scalar() == saved_as
+        except StorageError:
+            return False  # and it stays in doubt
+        if not saved:
+            self._in_doubt.discard(saved_as)
+        return saved
 
     def _clear_log(self) -> None:
-        """Bring the log's pages into the database and empty it; where another process reads just now, after a later
-        transaction."""
-        connection = self._database.raw_connection()
-        cursor = connection.cursor()
-        try:
-            cursor.execute("PRAGMA busy_timeout = 0")
-            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._log_is_clear = not busy
-        except sqlite3.Error as error:
-            _log.warning("the write-ahead log could not be emptied, it is tried again", error=str(error))
-        finally:
-            cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            connection.close()
+        """Where another process reads just now, after a later transaction."""
+        self._log_is_clear = self.place.clear_log()
 
     # --- silos and invitations
 
@@ -424,7 +446,7 @@ class SqlRoundStore:
         with self._transaction() as connection:
             return sum(
                 connection.execute(
-                    select(func.count()).select_from(table).where(_closed_before(table, before))
+                    select(func.count()).select_from(table).where(round_history.closed_before(table, before))
                 ).scalar_one()
                 for table in _DETAILS
             )
@@ -433,10 +455,11 @@ class SqlRoundStore:
         """Delete what `count_details` counts; the rounds stay, with their sums and averages, and each plan that it was
         of has one more of its deletions."""
         with self._transaction() as connection:
-            lose = or_(*(plans.c.digest.in_(select(it.c.plan).where(_closed_before(it, before))) for it in _DETAILS))
+            gone = [select(it.c.plan).where(round_history.closed_before(it, before)) for it in _DETAILS]
+            lose = or_(*(plans.c.digest.in_(of_table) for of_table in gone))
             connection.execute(update(plans).where(lose).values(deletions=plans.c.deletions + 1))
             for table in _DETAILS:
-                connection.execute(delete(table).where(_closed_before(table, before)))
+                connection.execute(delete(table).where(round_history.closed_before(table, before)))
 
     def signed_model(self, plan: Digest, model: Digest) -> SignedModel | None:
         query = select(checkpoints).where(checkpoints.c.plan == plan, checkpoints.c.model == model)
@@ -469,16 +492,3 @@ class SqlRoundStore:
     ) -> tuple[RoundRow, ...]:
         with self._transaction() as connection:
             return round_history.read_rounds(connection, plan, last=last, since=since, until=until, attempts=attempts)
-
-
-def _closed_before(table: Table, before: float) -> ColumnElement[bool]:
-    """Whether the round of a row was closed before, in whatever attempt; a later one of the same number is not."""
-    same = and_(rounds.c.plan == table.c.plan, rounds.c.round == table.c.round)
-    return and_(
-        exists(select(rounds.c.round).where(same, rounds.c.closed_at < before).correlate(table)),
-        ~exists(
-            select(rounds.c.round)
-            .where(same, or_(rounds.c.closed_at.is_(None), rounds.c.closed_at >= before))
-            .correlate(table)
-        ),
-    )

@@ -1,4 +1,4 @@
-"""The tables of the coordinator's state. Generic SQL types alone, so that PostgreSQL can take SQLite's place.
+"""The tables of the coordinator's state, the same in SQLite and in PostgreSQL.
 
 Times are Unix seconds. A row of `machine` and the rows of the other tables change in one transaction.
 
@@ -22,10 +22,13 @@ from sqlalchemy import (
     Text,
 )
 
-TABLES_REVISION = "0010"
+TABLES_REVISION = "0011"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
+
+_COUNT = Integer().with_variant(BigInteger(), "postgresql")
+"""SQLite's integers have 64 bits whatever they are called."""
 
 metadata = MetaData()
 
@@ -41,6 +44,20 @@ machine = Table(
     Column("phase", String(32), nullable=False),
     Column("state", Text, nullable=False),
     Column("events", Integer, nullable=False, server_default="0"),  # how many rows masked_events has
+    # Where a masked attempt is sealed: what `state` would have of it, and whether its silos were asked for shares.
+    Column("sealed", LargeBinary),
+    Column("asked", Boolean),
+    Column("saved_as", String(32)),  # the newest transition, by a name that nobody else has
+)
+
+leadership = Table(  # in PostgreSQL: whose state this is, and which process may write it
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1: there is one
+    Column("federation", String(63), nullable=False),
+    Column("identity", String(64), nullable=False),  # the coordinator's identity key, in hexadecimal
+    Column("term", BigInteger, nullable=False),
+    Column("holder", String(255), nullable=False),  # for people
 )
 
 masked_events = Table(
@@ -111,8 +128,8 @@ rounds = Table(
     Column("model", String(64), nullable=False),
     Column("weight_fallback", Boolean, nullable=False, default=False),
     Column("weight_sum", Float),  # of a masked sum, like the two below
-    Column("saturated", Integer),
-    Column("coordinates", Integer),
+    Column("saturated", _COUNT),
+    Column("coordinates", _COUNT),
     Column("macro_exact_match", Float),
     Column("micro_exact_match", Float),
     Column("scored", Integer),  # of how many silos macro_exact_match is the mean
@@ -129,12 +146,12 @@ updates = Table(
     Column("detail", Text, nullable=False, default=""),
     Column("update_digest", String(64)),
     Column("signature", LargeBinary(64)),
-    Column("examples", Integer, nullable=False, default=0),
+    Column("examples", _COUNT, nullable=False, default=0),
     Column("loss_max", Float, nullable=False, default=0.0),
     Column("loss_min", Float, nullable=False, default=0.0),
     Column("loss_first", Float, nullable=False, default=0.0),
     Column("loss_last", Float, nullable=False, default=0.0),
-    Column("optimizer_steps", Integer, nullable=False, default=0),
+    Column("optimizer_steps", _COUNT, nullable=False, default=0),
     Column("seconds", Float, nullable=False, default=0.0),
     Column("delta_norm", Float, nullable=False, default=0.0),
     Column("weight", Float, nullable=False, default=0.0),
@@ -153,10 +170,10 @@ evaluations = Table(
     Column("attempt", Integer, nullable=False),
     Column("model", String(64), nullable=False),
     Column("split", String(8), nullable=False),
-    Column("examples", Integer, nullable=False),
-    Column("exact_matches", Integer, nullable=False),
-    Column("executed", Integer, nullable=False),
-    Column("execution_matches", Integer, nullable=False),
+    Column("examples", _COUNT, nullable=False),
+    Column("exact_matches", _COUNT, nullable=False),
+    Column("executed", _COUNT, nullable=False),
+    Column("execution_matches", _COUNT, nullable=False),
     Column("loss_per_token", Float, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("reported_at", Float, nullable=False),

@@ -31,6 +31,8 @@ _BLOCK = 64
 """To a multiple of which a state's text is filled up with blanks. Where only the deadline at its end has other digits,
 the text is as long as before, and SQLite writes its last page alone."""
 
+_ATTEMPT = TypeAdapter(SecureAttempt)
+_SUM = TypeAdapter(MaskedSum)
 _ADAPTERS: dict[str, TypeAdapter[State]] = {kind.phase: TypeAdapter(kind) for kind in STATES}
 
 
@@ -49,6 +51,52 @@ def journal_of(state: State) -> tuple[bytes, ...]:
     """Of the attempt of secure aggregation that `state` is about; empty where it is about none."""
     attempt = _attempt_of(state)
     return () if attempt is None else attempt.journal
+
+
+def without_attempt(state: State) -> tuple[State, bytes | None]:
+    """`state` without its attempt of secure aggregation, and that as JSON, its journal apart; None where it has
+    none."""
+    match state:
+        case Masking(secure=SecureAttempt() as attempt):
+            return replace(state, secure=None), _ATTEMPT.dump_json(replace(attempt, journal=(), held=None))
+        case Aggregating(masked=MaskedSum() as masked) | Stopped(masked=MaskedSum() as masked):
+            bare = replace(masked, attempt=replace(masked.attempt, journal=(), held=None))
+            return replace(state, masked=None), _SUM.dump_json(bare)
+        case _:
+            return state, None
+
+
+def with_attempt(state: State, part: bytes, journal: Sequence[bytes], where: str) -> State:
+    """What `without_attempt` took apart, with `journal` in the attempt, replayed. Raises StorageError naming
+    `where`."""
+    try:
+        match state:
+            case Masking():
+                state = replace(state, secure=_ATTEMPT.validate_json(part))
+            case Aggregating() | Stopped():
+                state = replace(state, masked=_SUM.validate_json(part))
+            case _:
+                raise StorageError(f"{where} holds a masked attempt in the phase {state.phase}: restore it from backup")
+    except (ValidationError, MalformedMessage) as error:
+        raise StorageError(f"{where} holds a masked attempt that does not parse, restore it from backup") from error
+    return _replayed(state, journal, where)
+
+
+def _replayed(state: State, journal: Sequence[bytes], where: str) -> State:
+    attempt = _attempt_of(state)
+    if (attempt is None) != (not journal):
+        raise StorageError(
+            f"{where} holds the phase {state.phase} with {len(journal)} events of a masked attempt: restore it from "
+            "backup"
+        )
+    if attempt is None:
+        return state
+    try:
+        return _with_attempt(state, replace(attempt, journal=tuple(journal)).recovered())
+    except (MalformedMessage, WrongTime, Conflict) as error:
+        raise StorageError(
+            f"{where} has events of a masked attempt that do not follow one another, restore it from backup: {error}"
+        ) from error
 
 
 def _attempt_of(state: State) -> SecureAttempt | None:
@@ -98,17 +146,5 @@ def state_from_json(
             raise StorageError(
                 f"{where} holds a state with {seconds} seconds left of its deadline: restore it from backup"
             )
-    attempt = _attempt_of(state)
-    if (attempt is None) != (not journal):
-        raise StorageError(
-            f"{where} holds the phase {phase} with {len(journal)} events of a masked attempt: restore it from backup"
-        )
-    if attempt is not None:
-        try:
-            state = _with_attempt(state, replace(attempt, journal=tuple(journal)).recovered())
-        except (MalformedMessage, WrongTime, Conflict) as error:
-            raise StorageError(
-                f"{where} has events of a masked attempt that do not follow one another, restore it from backup: "
-                f"{error}"
-            ) from error
+    state = _replayed(state, journal, where)
     return state if left is None else with_deadline(state, now + left)

@@ -1,7 +1,5 @@
 """Which revision a state's tables have, and whether this release works with it. Alembic is not needed to tell."""
 
-from pathlib import Path
-
 from sqlalchemy import Connection, inspect, select
 
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions, schema
@@ -19,7 +17,7 @@ def revision_of(connection: Connection) -> str | None:
     return ""
 
 
-def require_current(revision: str, path: Path) -> None:
+def require_current(revision: str, where: str) -> None:
     """Raises StorageError with the remedy for tables of another release."""
     if revision == TABLES_REVISION:
         return
@@ -31,5 +29,5 @@ def require_current(revision: str, path: Path) -> None:
     else:
         remedy = "no release that can be upgraded from wrote it; run the one that did, or restore a backup"
     raise StorageError(
-        f"{path} has tables of revision {revision or 'none'}, this release works with {TABLES_REVISION}: {remedy}"
+        f"{where} has tables of revision {revision or 'none'}, this release works with {TABLES_REVISION}: {remedy}"
     )

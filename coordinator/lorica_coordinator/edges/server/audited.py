@@ -53,6 +53,7 @@ class AuditedStore:
         self._store, self._audit = store, audit
         self._phase = ""
         # Not entered here: what is only read, and what the log has from elsewhere or does not tell.
+        self.lost_attempt = store.lost_attempt
         self.silos = store.silos
         self.silo = store.silo
         self.seen = store.seen

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorica_coordinator.edges.database.database_copy import copy_database
+from lorica_coordinator.edges.database.open_store import require_sqlite
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
@@ -56,6 +57,7 @@ def back_up(
     Raises ConfigurationError, StorageError naming the file, Conflict where keys change all the time.
     """
     settings = Settings.read(folder.settings)
+    require_sqlite(settings, "backup")
     federation, state = federation_name(settings.federation), settings.state_folder
     about = About(federation=federation, made_at=now, release=release, revision=TABLES_REVISION)
     if target.absolute().is_relative_to(state.absolute()):

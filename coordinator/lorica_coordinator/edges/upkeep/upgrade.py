@@ -19,11 +19,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lorica_coordinator.edges.database.database_copy import copy_database
+from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
 from lorica_coordinator.edges.database.sqlite_database import database_engine
 from lorica_coordinator.edges.database.tables_revision import require_current, revision_of
 from lorica_coordinator.edges.upkeep.upgrade_copies import copy_of
 from lorica_security.errors import ConfigurationError, StorageError
+
+FIRST_IN_POSTGRESQL = "0011"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,35 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
     if before == to:
         return Upgraded(before, to, None)
     if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
-        require_current(before, path)
+        require_current(before, str(path))
     while (copied := copy_of(path, before, now)).exists():  # of an upgrade that was cut off this second
         now += timedelta(seconds=1)
     copy_database(path, copied)
     with in_transaction(path) as connection:
         migrate(connection, to)
     return Upgraded(before, to, copied)
+
+
+def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -> Upgraded:
+    """The same in PostgreSQL, in one transaction; a copy is the server's own tools' to make. The caller leads.
+
+    Raises ConfigurationError, StorageError naming the database.
+    """
+    if not (to.isdecimal() and FIRST_IN_POSTGRESQL <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
+        raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_IN_POSTGRESQL} to {TABLES_REVISION}")
+    try:
+        with database.engine.begin() as connection:
+            database.require_fit(connection)
+            before = revision_of(connection)
+            if before is None:
+                raise StorageError(f"{database.name} has no tables: restore it from its backup")
+            if before != to:
+                if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
+                    require_current(before, database.name)
+                migrate(connection, to)
+    except SQLAlchemyError as error:
+        raise database.failed(error) from error
+    return Upgraded(before, to, None)
 
 
 def migrate(connection: Connection, to: str) -> None:

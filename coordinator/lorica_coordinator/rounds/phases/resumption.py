@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from lorica_coordinator.rounds.effects import RetainModels, Step
 from lorica_coordinator.rounds.events import Resumed
+from lorica_coordinator.rounds.phases.abandoning import lose
 from lorica_coordinator.rounds.phases.entry import aggregation_of, open_masking
-from lorica_coordinator.rounds.states import Aggregating, Gathering, Idle, Masking, Running
+from lorica_coordinator.rounds.states import Aggregating, Gathering, Idle, Masking, Running, Stopped
 
 
 def resume_idle(state: Idle, event: Resumed) -> Step:
@@ -23,6 +24,9 @@ def resume(state: Running, event: Resumed) -> Step:
         unawaited=state.course.unawaited & event.population,
     )
     retained = RetainModels.of(course)
+    if event.lost is not None and isinstance(state, Masking | Aggregating | Stopped):
+        after, effects = lose(replace(state, course=course), asked=event.lost, now=event.now)
+        return after, (retained, *effects)
     match state:
         case Gathering(deadline=float() as deadline):
             return replace(state, course=course, deadline=None, left=max(0.0, deadline - event.now)), (retained,)

@@ -45,7 +45,7 @@ from lorica_coordinator.service.journal import Journal
 from lorica_coordinator.service.loop.masking_opening import masking_opened
 from lorica_coordinator.service.loop.tidying import Tidying, plan_under_way
 from lorica_coordinator.service.plan_desk import PlanDesk, terms_of
-from lorica_coordinator.service.ports import Clock, Keys, Observer, RoundStore, Spools, Steady
+from lorica_coordinator.service.ports import Clock, Keys, Observer, Overtaken, RoundStore, Spools, Steady
 from lorica_coordinator.service.release_groups import ReleaseGroups
 from lorica_coordinator.service.round_checks import RoundChecks
 from lorica_coordinator.service.threads import Threads
@@ -138,10 +138,14 @@ class RoundLoop:
         before = await self._threads.store(self._store.load, now)
         silos = await self._threads.store(self._store.silos)
         population = frozenset(item.silo for item in silos if item.revoked_unix_s is None)
-        event = Resumed(now=now, population=population, groups=self._groups.foreseen)
+        lost = await self._threads.store(self._store.lost_attempt)
+        event = Resumed(now=now, population=population, groups=self._groups.foreseen, lost=lost)
         after, effects = step(before, event)
-        await self._save(after, [])
+        records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
+        await self._save(after, records)
         self._state = after
+        if records:
+            self._journal.transition(before, event, after, records)
         self._owed = [effect for effect in effects if isinstance(effect, COMMANDS)]
         for key in await self._threads.store(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
             self._owed.append(DiscardUpdates(key=key))  # may have been lost between the record and the deed
@@ -151,7 +155,7 @@ class RoundLoop:
                 self.post_soon(SiloRevoked(now=now, silo=item.silo))
 
     async def run(self) -> None:
-        """Work until cancelled. A defect in an aggregation ends it, with that error."""
+        """Work until cancelled. A defect in an aggregation ends it, with that error; so does Overtaken."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._count_epsilon()
@@ -168,6 +172,11 @@ class RoundLoop:
                         await self._save_what_is_left()
                     else:
                         await self._take(event, done)
+        except BaseExceptionGroup as group:
+            for error in group.exceptions:
+                if isinstance(error, Overtaken):
+                    raise error from group
+            raise
         finally:
             self._ended = True
             self._disarm()
@@ -204,6 +213,8 @@ class RoundLoop:
         except LoricaError as error:
             if not done.done():
                 done.set_exception(error)
+            if isinstance(error, Overtaken):
+                raise
         else:
             if not done.done():
                 done.set_result(after)

@@ -1,0 +1,37 @@
+"""The store that federation.toml means: SQLite in the state folder, or PostgreSQL with the keys of attempts in it."""
+
+from pathlib import Path
+
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError
+from lorica_security.identifiers import FederationName
+
+SQLITE = "state.sqlite"
+
+
+def open_store(settings: Settings, file: Path, federation: FederationName) -> SqlRoundStore:
+    """`file` is what `settings` were read from. Raises ConfigurationError, StorageError naming the database."""
+    if (server := server_of(settings, file)) is None:
+        return SqlRoundStore(settings.state_folder / SQLITE, federation)
+    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER))
+
+
+def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:
+    """None where the state is in the folder. Raises ConfigurationError."""
+    if not settings.storage.database:
+        return None
+    return PostgresqlDatabase(DatabasePlace.parse(settings.storage.database, file))
+
+
+def require_sqlite(settings: Settings, command: str) -> None:
+    """Raises ConfigurationError with the remedy for what works on the folder's own database alone."""
+    if settings.storage.database:
+        raise ConfigurationError(
+            f"`coordinator {command}` is for a state in the folder, and [storage] database is in PostgreSQL: back the "
+            "database up with pg_dump and bring it back with pg_restore, and copy the folder without "
+            f"{FOLDER}/ while the coordinator is stopped"
+        )

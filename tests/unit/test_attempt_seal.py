@@ -1,0 +1,338 @@
+"""Rows of a masked attempt under its key: who has the whole database later, every row that ever was in it, has noise.
+
+Such a reader has every statement's values. He chooses which row he takes for which, of what attempt, and how he changes
+it. What silos send, and when an attempt ends, is theirs to choose.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event as sqlalchemy_event
+
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.sealing.attempt_seal import KEY_BYTES, AttemptName, AttemptSeal
+from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
+from lorica_coordinator.edges.database.state_json import journal_of
+from lorica_coordinator.rounds.effects import Aggregate, DiscardUpdates, RoundAbandoned
+from lorica_coordinator.rounds.events import PlanStopped, Resumed
+from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.states import Aggregating, Finished, Gathering, Masking, Stopped, course_of
+from lorica_security.errors import StorageError
+from lorica_security.host import files
+from lorica_security.identifiers import FederationName
+from silo_wire.canonical import Digest, digest_of
+from silo_wire.messages import Mask
+from tests.support.masked_rounds import SILOS, MaskedRounds
+from tests.support.rounds import FEDERATION, T0
+
+NAME = AttemptName(federation=FEDERATION, plan=digest_of(b"a plan"), round=3, attempt=2)
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> FolderKeyVault:
+    return FolderKeyVault(tmp_path / "keys")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.sqlite"
+
+
+@pytest.fixture
+def store(path: Path, vault: FolderKeyVault) -> Iterator[SqlRoundStore]:
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as made:
+        yield made
+
+
+def keys(vault: FolderKeyVault) -> list[Path]:
+    return sorted(vault._folder.glob("*"))
+
+
+def masking(until: str = "unmasking") -> MaskedRounds:
+    rounds = MaskedRounds()
+    rounds.train()
+    rounds.open()
+    rounds.until(until) if until else rounds.run()
+    return rounds
+
+
+# --- a seal
+
+
+@given(
+    other=st.builds(
+        AttemptName,
+        federation=st.sampled_from([FEDERATION, FederationName("other")]),
+        plan=st.sampled_from([NAME.plan, digest_of(b"another plan")]),
+        round=st.integers(1, 40),
+        attempt=st.integers(1, 40),
+    ),
+    position=st.integers(0, 40),
+    at=st.integers(0, 40),
+    content=st.binary(max_size=60),
+)
+def test_a_row_opens_in_its_own_place_alone(other: AttemptName, position: int, at: int, content: bytes) -> None:
+    class OneKey:
+        """The same key for every attempt, which no vault gives: what binds is the seal's."""
+
+        def make(self, name: AttemptName) -> bytes:
+            return bytes(range(KEY_BYTES))
+
+        def read(self, name: AttemptName) -> bytes | None:
+            return self.make(name)
+
+        def keep_only(self, name: AttemptName | None) -> None: ...
+
+    one, two = AttemptSeal(OneKey()), AttemptSeal(OneKey())
+    one.begin(NAME)
+    two.begin(other)
+    sealed = one.seal(position, content)
+    assert one.open(position, sealed) == content
+    assert sealed != one.seal(position, content), "no nonce twice"
+    if (other, at) != (NAME, position):
+        with pytest.raises(StorageError, match="does not open with the attempt's key"):
+            two.open(at, sealed)
+
+
+@given(content=st.binary(max_size=60), change=st.data())
+def test_a_row_that_was_changed_does_not_open(content: bytes, change: st.DataObject) -> None:
+    class Vault:
+        def make(self, name: AttemptName) -> bytes:
+            return bytes(KEY_BYTES)
+
+        def read(self, name: AttemptName) -> bytes | None:
+            return None
+
+        def keep_only(self, name: AttemptName | None) -> None: ...
+
+    seal = AttemptSeal(Vault())
+    seal.begin(NAME)
+    sealed = bytearray(seal.seal(1, content))
+    if change.draw(st.booleans()):
+        sealed[change.draw(st.integers(0, len(sealed) - 1))] ^= change.draw(st.integers(1, 255))
+    else:
+        del sealed[change.draw(st.integers(0, len(sealed) - 1)) :]
+    with pytest.raises(StorageError, match="row 1 of the masked attempt of round 3, attempt 2, does not open"):
+        seal.open(1, bytes(sealed))
+
+
+# --- the keys
+
+
+def test_a_key_is_private_and_overwritten_before_it_goes(
+    vault: FolderKeyVault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = vault.make(NAME)
+    (file,) = keys(vault)
+    assert (len(key), file.read_bytes(), file.stat().st_mode & 0o777) == (KEY_BYTES, key, 0o600)
+    assert vault.read(NAME) == key
+    assert vault.make(NAME) != key, "another one, the first is gone"
+    other = replace(NAME, attempt=3)
+    kept = vault.make(other)
+    seen: list[bytes] = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda it, **named: (seen.append(it.read_bytes()), unlink(it, **named))[1])
+    vault.keep_only(other)
+    assert seen == [bytes(KEY_BYTES)], "zeros when its name goes"
+    assert (vault.read(NAME), vault.read(other)) == (None, kept)
+
+
+def test_a_key_of_which_a_crash_left_zeros_is_none(vault: FolderKeyVault) -> None:
+    vault.make(NAME)
+    (file,) = keys(vault)
+    for left in (bytes(KEY_BYTES), b"", b"short"):
+        file.write_bytes(left)
+        assert vault.read(NAME) is None
+
+
+def test_a_key_that_others_can_read_is_refused(vault: FolderKeyVault) -> None:
+    vault.make(NAME)
+    (file,) = keys(vault)
+    file.chmod(0o640)
+    with pytest.raises(StorageError, match=r"the key of a masked attempt is not private: .* has mode 0640"):
+        vault.read(NAME)
+
+
+# --- the store with them
+
+
+class Reader:
+    """Who reads the database: whatever went into any row, at any time."""
+
+    def __init__(self, store: SqlRoundStore) -> None:
+        self.read = b""
+        sqlalchemy_event.listen(store.place.engine, "before_cursor_execute", self._see)
+
+    def _see(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        rows = parameters if isinstance(parameters, list) else [parameters]
+        for row in rows:
+            for value in row.values() if isinstance(row, dict) else row:
+                self.read += bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(choices=st.lists(st.sampled_from([*range(4)] * 6 + [4, 5]), min_size=12, max_size=60))
+def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sent(
+    choices: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("sealed")
+    vault = FolderKeyVault(folder / "keys")
+    with closing(SqlRoundStore(folder / "state.sqlite", FEDERATION, vault)) as store:
+        reader, rounds, journals = Reader(store), MaskedRounds(), set[bytes]()
+        rounds.train()
+        rounds.open()
+        for choice in (*choices, 5):
+            journals |= set(journal_of(rounds.state))
+            store.transition(rounds.state, [], at=T0, now=T0)
+            state = rounds.state
+            if choice < len(SILOS) and isinstance(state, Masking) and isinstance(rounds.order(SILOS[choice]), Mask):
+                rounds.answer(SILOS[choice])
+            elif choice == 4 and isinstance(state, Masking):
+                store = SqlRoundStore(folder / "state.sqlite", FEDERATION, vault)  # started again
+                sqlalchemy_event.listen(store.place.engine, "before_cursor_execute", reader._see)
+                assert store.load(T0) == state
+            elif choice == 5:
+                stopped, _ = step(state, PlanStopped(now=T0))
+                if isinstance(stopped, Stopped):
+                    stopped = replace(stopped, masked=None)
+                store.transition(stopped, [], at=T0, now=T0)
+                assert keys(vault) == [], "the attempt is over, and its key is gone"
+                break
+        # 24 bytes of anything that a silo sent: less than any share, key or signature.
+        for event in journals:
+            for at in range(0, max(1, len(event) - 24), 96):
+                assert event[at : at + 24] not in reader.read
+
+
+def test_the_search_finds_what_is_not_sealed(path: Path) -> None:
+    with closing(SqlRoundStore(path, FEDERATION)) as store:
+        reader, rounds = Reader(store), masking()
+        store.transition(rounds.state, [], at=T0, now=T0)
+    assert journal_of(rounds.state)[-1][:24] in reader.read
+
+
+def test_a_sealed_attempt_goes_on_after_a_start(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:
+    for until in ("share keys", "unmasking", ""):
+        rounds = masking(until)
+        store.transition(rounds.state, [], at=T0, now=T0)
+        with closing(SqlRoundStore(path, FEDERATION, vault)) as again:
+            assert again.load(T0) == rounds.state
+            assert again.lost_attempt() is None
+        assert len(keys(vault)) == 1
+
+
+def test_a_key_that_could_not_be_destroyed_goes_after_a_later_transition(
+    store: SqlRoundStore, vault: FolderKeyVault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = masking()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    after, _ = step(rounds.state, PlanStopped(now=T0))
+
+    def full(path: Path) -> None:
+        raise StorageError(f"{path} cannot be erased: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "erase", full)
+        store.transition(after, [], at=T0, now=T0)
+        assert len(keys(vault)) == 1
+    store.transition(after, [], at=T0, now=T0)
+    assert keys(vault) == []
+
+
+def test_and_one_that_a_kill_left_with_the_first_transition_after_the_start(path: Path, vault: FolderKeyVault) -> None:
+    rounds = masking()
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as store:
+        store.transition(rounds.state, [], at=T0, now=T0)
+    after, _ = step(rounds.state, PlanStopped(now=T0))
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as store, pytest.MonkeyPatch.context() as patch:
+        store.load(T0)
+        patch.setattr(store._states, "saved", lambda name, deleted: None)  # killed before it came to this
+        store.transition(after, [], at=T0, now=T0)
+    assert len(keys(vault)) == 1
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as store:
+        store.transition(store.load(T0), [], at=T0, now=T0)
+    assert keys(vault) == []
+
+
+def test_who_only_looks_destroys_no_key(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:
+    rounds = masking()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    vault.make(replace(NAME, round=9))  # of the attempt that the coordinator begins at this moment
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as looking:
+        looking.load(T0)
+    assert len(keys(vault)) == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("UPDATE machine SET sealed = NULL", "holds a masked attempt that is not sealed: restore"),
+        ("UPDATE machine SET sealed = (SELECT event FROM masked_events WHERE position = 1)", "row 0 .* does not open"),
+        ("UPDATE masked_events SET event = (SELECT sealed FROM machine) WHERE position = 2", "row 2 .* does not open"),
+        ("DELETE FROM masked_events WHERE position = 2", "events of the masked attempt under way, not events 1 to"),
+    ],
+)
+def test_a_database_that_was_changed_is_refused_by_name(
+    damage: str, said: str, store: SqlRoundStore, path: Path
+) -> None:
+    store.transition(masking().state, [], at=T0, now=T0)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(damage)
+        database.commit()
+    with pytest.raises(StorageError, match=said):
+        store.load(T0)
+
+
+# --- an attempt without its key
+
+
+@pytest.mark.parametrize("until", ["share keys", "unmasking", "", "stopped"])
+def test_an_attempt_whose_key_is_lost_is_told_and_the_plan_goes_on(
+    until: str, store: SqlRoundStore, path: Path, vault: FolderKeyVault
+) -> None:
+    rounds = masking("" if until == "stopped" else until)
+    key = rounds.key
+    state = rounds.state
+    if until == "stopped":
+        state, _ = step(state, PlanStopped(now=T0))
+    store.transition(state, [], at=T0, now=T0)
+    os.unlink(keys(vault)[0])
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as again:
+        left = again.load(T0)
+        resumed = Resumed(now=T0, population=frozenset(SILOS), lost=again.lost_attempt())
+        after, effects = step(left, resumed)
+        (abandoned,) = [it for it in effects if isinstance(it, RoundAbandoned)]
+        assert (abandoned.key, abandoned.reason) == (
+            key,
+            "the key of this attempt was lost with what silos had sent for it",
+        )
+        assert DiscardUpdates(key=key) in effects
+        assert not any(isinstance(it, Aggregate) for it in effects)
+        assert isinstance(after, Stopped if until == "stopped" else Gathering)
+        expected = (1, 2) if until == "share keys" else (2, 1)  # who may have revealed shares is not asked for more
+        assert (after.opening.round, after.opening.attempt) == expected
+        again.transition(after, [], at=T0, now=T0)
+        assert again.load(T0) is not None
+        assert again.lost_attempt() is None
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM masked_events").fetchone() == (0,)
+
+
+def test_in_the_last_round_the_plan_is_finished() -> None:
+    rounds = masking("")
+    assert isinstance(rounds.state, Aggregating)
+    course = course_of(rounds.state)
+    assert course is not None
+    last = course.terms.timetable.last_round
+    bare = replace(rounds.state, masked=None, round=last)
+    after, _ = step(bare, Resumed(now=T0, population=frozenset(SILOS), lost=True))
+    assert isinstance(after, Finished)
+    assert Digest(after.course.model) == course.model
