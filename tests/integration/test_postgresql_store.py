@@ -257,7 +257,7 @@ def test_one_that_nobody_could_ask_about_ends_the_process_when_it_was_saved(
         store.transition(STOPPED, [], at=T0, now=T0)
     monkeypatch.setattr(dialect, "do_commit", commit)
     monkeypatch.setattr(dialect, "do_begin", begin)
-    with pytest.raises(Overtaken, match="answer was lost with the connection"):
+    with pytest.raises(Overtaken, match="whose answer was lost on the way: start again"):
         store.transition(before, [], at=T0, now=T0)
     assert store.load(T0) == STOPPED, "nothing was written over it"
 

@@ -1,7 +1,9 @@
 """The store that federation.toml means: SQLite in the state folder, or PostgreSQL with the keys of attempts in it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
@@ -13,11 +15,28 @@ from lorica_security.identifiers import FederationName
 SQLITE = "state.sqlite"
 
 
-def open_store(settings: Settings, file: Path, federation: FederationName) -> SqlRoundStore:
-    """`file` is what `settings` were read from. Raises ConfigurationError, StorageError naming the database."""
+def open_store(
+    settings: Settings, file: Path, federation: FederationName, leadership: Leadership | None = None
+) -> SqlRoundStore:
+    """`file` is what `settings` were read from. In PostgreSQL who has no `leadership` only looks.
+
+    Raises ConfigurationError, StorageError naming the database.
+    """
     if (server := server_of(settings, file)) is None:
         return SqlRoundStore(settings.state_folder / SQLITE, federation)
-    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER))
+    fence = read_only if leadership is None else leadership.fence
+    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER), fence)
+
+
+def leadership_of(
+    settings: Settings, file: Path, federation: FederationName, identity: str = ""
+) -> tuple[Leadership, Callable[[], None]] | None:
+    """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
+    decides. `identity` as for Leadership; a command that begins no term needs none."""
+    if (server := server_of(settings, file)) is None:
+        return None
+    place = DatabasePlace.parse(settings.storage.database, file)
+    return Leadership(place, server, federation, identity), lambda: SqlRoundStore(server, federation).close()
 
 
 def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:
