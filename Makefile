@@ -66,6 +66,12 @@ bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini sma
 	@$(BIN)/lorica bench-dp --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(BATCH),--batch $(BATCH)) \
 		$(if $(PHYSICAL),--physical $(PHYSICAL)) $(if $(STEPS),--steps $(STEPS))
 
+.PHONY: bench-training
+bench-training: OUT = bench-training.json
+bench-training: $(INSTALLED) ## Measure plain training beside Hugging Face's trainer; SIZES='small base' BATCH=16 STEPS=5 TURNS=3 THREADS=1 OUT=FILE
+	@$(BIN)/lorica bench-training --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(BATCH),--batch $(BATCH)) \
+		$(if $(STEPS),--steps $(STEPS)) $(if $(TURNS),--turns $(TURNS)) $(if $(THREADS),--threads $(THREADS))
+
 .PHONY: bench-simulation
 bench-simulation: OUT = bench-simulation.json
 bench-simulation: $(INSTALLED) ## Measure simulated rounds of eight silos; SIZES='mini tiny compact' LARGEST=256 ROUNDS=3 THREADS=1 OUT=FILE

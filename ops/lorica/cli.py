@@ -72,6 +72,7 @@ app.command(name="bench")(bench_commands.bench)
 app.command(name="bench-secagg")(bench_commands.bench_secagg)
 app.command(name="bench-many")(bench_commands.bench_many)
 app.command(name="bench-dp")(bench_commands.bench_dp)
+app.command(name="bench-training")(bench_commands.bench_training)
 app.command(name="bench-sums")(bench_commands.bench_sums)
 app.command(name="bench-data")(bench_commands.bench_data)
 app.command(name="bench-simulation")(bench_commands.bench_simulation)
@@ -102,6 +103,14 @@ def simulate_command(
             min=1, help="Processes that train silos in parallel, with a model each; 1: silos in turn, in this one."
         ),
     ] = 1,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D,D",
+            help="In place of --device: cuda:0,cuda:1, say, which workers get in turn.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -112,8 +121,9 @@ def simulate_command(
     ] = False,
 ) -> None:
     """Run a plan to its end on this machine, with the federation's own parts and no network between them."""
+    each = () if devices is None else tuple(devices.split(","))
     if dry_run:
-        _estimate(plan, silos, out, device=device, threads=threads, workers=workers)
+        _estimate(plan, silos, out, device=device, threads=threads, workers=workers, devices=each)
         return
     from functools import cache
 
@@ -134,17 +144,23 @@ def simulate_command(
         device=device,
         threads=threads,
         workers=workers,
+        devices=each,
         on_round=lambda row: report.print_round(console, row, score=score()),
     )
     report.print_end(console, done, out, score=score())
 
 
-def _estimate(plan: Path, silos: Path, out: Path, *, device: str, threads: int, workers: int) -> None:
+def _estimate(
+    plan: Path, silos: Path, out: Path, *, device: str, threads: int, workers: int, devices: tuple[str, ...]
+) -> None:
     from lorica.simulation.forecast import estimate_report
     from lorica.simulation.forecast.dry_run import dry_run
     from lorica.simulation.run import silos_in
+    from lorica.simulation.workers.shares import devices_in_turn
 
-    done = dry_run(plan, silos_in(silos), out, device=device, threads=threads, workers=workers)
+    found = silos_in(silos)
+    first = devices_in_turn(devices, device=device, workers=min(workers, len(found)))[0]
+    done = dry_run(plan, found, out, device=first, threads=threads, workers=workers)
     estimate_report.write(out, done)
     estimate_report.show(terminal(), done)
     done.require_no_problem()

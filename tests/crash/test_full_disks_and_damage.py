@@ -5,6 +5,7 @@ import os
 import pytest
 
 from lorica.soak.federation import COORDINATOR
+from lorica_coordinator.edges.server.told import OWN_FILES
 from tests.support.fault_story import CLINIC, HOSPITAL, INSURER, KILLS, LAST_ROUND, SHAPE, Told
 
 pytestmark = [
@@ -33,6 +34,9 @@ def test_a_full_disk_at_the_coordinator_names_the_file_and_costs_the_silo_the_ro
         assert f"{INSURER}.delta" in record["error"]
         assert str(told.story.spools.folder) in record["error"]
         assert "No space left on device" in record["error"]
+    heard = [record["detail"] for record in told.story.logged(INSURER, "work-failed")]
+    assert any(OWN_FILES in detail for detail in heard)
+    assert not any(str(told.story.spools.folder) in detail for detail in heard)
 
 
 def test_a_full_disk_for_the_model_is_named_and_the_sum_waits_until_there_is_room(told: Told) -> None:

@@ -116,9 +116,10 @@ MASKED = {
 
 
 def simulated(plan: Path, silos: Path, out: Path, *more: str) -> str:
+    device = () if "--devices" in more else ("--device", "cpu")
     result = CliRunner().invoke(
         app,
-        ["simulate", str(plan), "--silos", str(silos), "--out", str(out), "--device", "cpu", "--threads", "1", *more],
+        ["simulate", str(plan), "--silos", str(silos), "--out", str(out), *device, "--threads", "1", *more],
         catch_exceptions=False,
     )
     assert result.exit_code == 0
@@ -129,11 +130,11 @@ def rounds_of(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2 --devices cpu,cpu"])
 def test_simulation_and_federation_over_the_network_give_the_same_models_to_the_last_bit(
     networked: Federation, silos: Path, tmp_path: Path, workers: str
 ) -> None:
-    shown = simulated(networked.plans / "small", silos, tmp_path / "out", "--workers", workers)
+    shown = simulated(networked.plans / "small", silos, tmp_path / "out", "--workers", *workers.split())
     assert shown.count("applied") == ROUNDS
     over_network = json.loads(networked.coordinator("rounds", "--json"))
     here = rounds_of(tmp_path / "out")

@@ -2,13 +2,19 @@
 tests/integration/test_simulation.py."""
 
 import pickle
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
-from lorica.simulation.workers.worker_messages import Raised
-from lorica_security.errors import EXIT_CODES, LoricaError, PolicyRefusal
+from lorica.simulation.silo import settings_of
+from lorica.simulation.workers.shares import devices_in_turn, shared_out, threads_of_a_worker
+from lorica.simulation.workers.worker_messages import Raised, WorkerSilo
+from lorica.simulation.workers.worker_pool import on_their_devices
+from lorica_security.errors import EXIT_CODES, ConfigurationError, LoricaError, PolicyRefusal
 from lorica_security.identifiers import SiloName
+from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.ports import WorkCancelled
 
@@ -30,6 +36,43 @@ def test_workers_share_the_cores_unless_they_are_told_otherwise(monkeypatch: pyt
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(7)))
     assert [threads_of_a_worker(0, workers) for workers in (1, 2, 3, 8)] == [0, 3, 2, 1]
     assert threads_of_a_worker(5, 8) == 5
+
+
+@given(devices=st.lists(st.sampled_from(["cpu", "cpu:0", "cpu:1"]), min_size=1, max_size=9), more=st.integers(0, 9))
+def test_workers_get_the_devices_in_turn_and_no_device_is_without_a_worker(devices: list[str], more: int) -> None:
+    workers = len(devices) + more
+    found = devices_in_turn(devices, device="auto", workers=workers)
+    assert len(found) == workers
+    assert list(found[: len(devices)]) == devices
+    assert all(found[number] == found[number - len(devices)] for number in range(len(devices), workers))
+
+
+def test_one_device_is_of_all_workers() -> None:
+    assert devices_in_turn((), device="cuda:3", workers=2) == ("cuda:3", "cuda:3")
+
+
+@pytest.mark.parametrize(
+    ("devices", "device", "workers", "said"),
+    [
+        (["cpu", "cpu"], "cpu", 2, "--device cpu is of all workers, and --devices of each"),
+        (["cpu", "cpu"], "auto", 1, "names 2 devices, and 1 of them would have a worker"),
+        (["cpu", "cuda:99"], "auto", 2, "device = 'cuda:99' is not there"),
+        (["cpu", ""], "auto", 2, "device = '': give auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_devices_that_workers_cannot_have_are_refused(devices: list[str], device: str, workers: int, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        devices_in_turn(devices, device=device, workers=workers)
+
+
+def test_a_silo_is_on_the_device_of_its_worker(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, device="auto", threads=3)
+    policy = SiloPolicy(rules=settings.policy, silo=SiloName("a"))
+    silo = WorkerSilo(settings=settings, policy=policy, scratch=tmp_path, losses=tmp_path / "losses.jsonl")
+    placed = on_their_devices(dict.fromkeys(SIZES, silo), shared_out(SIZES, 2), ["cuda:0", "cuda:1"])
+    found = {name: (one.settings.training.device, one.settings.training.threads) for name, one in placed.items()}
+    first, second = ("cuda:0", 3), ("cuda:1", 3)
+    assert found == {"b": first, "a": first, "d": second, "c": second, "e": second}
 
 
 @pytest.mark.parametrize("kind", [*EXIT_CODES, TrainingDiverged])

@@ -1,7 +1,10 @@
 """A study in shards: every run is of one of them, they share a folder, and together they are the whole study."""
 
 import io
+import os
+import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ from rich.console import Console
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
+from lorica.experiments import run as of_study
 from lorica.experiments.definition import Study
 from lorica.experiments.results_file import append_result, lines_of, results, results_files
 from lorica.experiments.run import run_study
 from lorica.experiments.shard import MOST, WHOLE, Shard
+from lorica.simulation.workers.children import children
 from lorica_security.console.strict_toml import parse_toml
 from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host.process_lock import ProcessLock
@@ -63,16 +68,53 @@ def done(out: Path, data: Path, *shards: Shard) -> dict[str, dict[str, Any]]:
     return {line["run"]: {key: value for key, value in line.items() if key != "seconds"} for line in results(out)}
 
 
-def test_shards_together_are_the_whole_study_line_by_line(tmp_path: Path, data: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of the study, undivided."""
+    out = tmp_path_factory.mktemp("whole")
+    done(out, data, WHOLE)
+    return out
+
+
+def test_shards_together_are_the_whole_study_line_by_line(tmp_path: Path, data: Path, whole: Path) -> None:
     shards = Shard(2, 2), Shard(1, 2)
     parts = done(tmp_path / "parts", data, *shards)
     assert [path.name for path in results_files(tmp_path / "parts")] == ["results-1.jsonl", "results-2.jsonl"]
     assert [len(list(lines_of(path))) for path in results_files(tmp_path / "parts")] == [2, 1]
-    assert parts == done(tmp_path / "whole", data, WHOLE)
-    pages = [(tmp_path / out / "report.md").read_text() for out in ("parts", "whole")]
+    assert parts == done(whole, data, WHOLE)
+    pages = [(out / "report.md").read_text() for out in (tmp_path / "parts", whole)]
     assert pages[0] == pages[1]
     assert done(tmp_path / "parts", data, *shards, WHOLE) == parts, "what any shard has done is not done again"
     assert not (tmp_path / "parts" / "results.jsonl").exists()
+
+
+def killed_at(function: str, *, before: bool, out: Path, data: Path) -> None:
+    """The first shard, in a process of its own, which kills itself where it first calls `function` of a study's run."""
+    real: Callable[..., object] = getattr(of_study, function)
+
+    def meet(*words: object, **more: object) -> None:
+        if not before:
+            real(*words, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(of_study, function, meet)
+    done(out, data, Shard(1, 2))
+
+
+@pytest.mark.parametrize(("function", "before", "lines"), [("scores", True, 0), ("append_result", False, 1)])
+def test_a_shard_that_was_killed_goes_on_beside_the_other(
+    tmp_path: Path, data: Path, whole: Path, function: str, before: bool, lines: int
+) -> None:
+    shard = children().Process(
+        target=killed_at, args=(function,), kwargs={"before": before, "out": tmp_path, "data": data}
+    )
+    shard.start()
+    done(tmp_path, data, Shard(2, 2))  # while the first is at work
+    shard.join()
+    assert shard.exitcode == -signal.SIGKILL
+    assert len(list(lines_of(*tmp_path.glob("results-1.jsonl")))) == lines
+    assert done(tmp_path, data, Shard(1, 2)) == done(whole, data, WHOLE)
+    assert list((tmp_path / "runs").iterdir()) == [], "what a kill left of a run that is done is deleted"
 
 
 def test_a_shard_is_at_work_once_and_others_beside_it(tmp_path: Path, data: Path) -> None:

@@ -106,6 +106,38 @@ def bench_dp(
     run_bench_dp(chosen, terminal())
 
 
+def bench_training(
+    size: Annotated[
+        list[str] | None, typer.Option(help="Size of the model; repeatable. Default: small and base.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a batch.")] = 16,
+    accumulation: Annotated[int, typer.Option(min=1, help="Batches of an optimizer step.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn that count, after one that does not.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Of each trainer, one after the other; medians count.")] = 3,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
+    out: _Out = None,
+) -> None:
+    """Measure plain training beside Hugging Face's Seq2SeqTrainer: examples a second, CPU time and peak memory."""
+    from lorica.bench.trainers.run import SIZES, Choice, run_bench_training
+
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigurationError(f"precision {precision!r} is unknown: use float32 or bfloat16")
+    chosen = Choice(
+        sizes=size or SIZES,
+        batch=batch,
+        accumulation=accumulation,
+        steps=steps,
+        turns=turns,
+        precision="float32" if precision == "float32" else "bfloat16",
+        device=device,
+        threads=threads,
+        out=out,
+    )
+    run_bench_training(chosen, terminal())
+
+
 def bench_sums(
     device: Annotated[
         list[str] | None, typer.Option(help="cpu or cuda; repeatable. Default: cpu, and cuda where a GPU is.")

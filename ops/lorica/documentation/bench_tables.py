@@ -54,6 +54,46 @@ def _cell(one: Mapping[str, Any], first: Mapping[str, Any], key: str, digits: in
     return text if one is first or first[key] <= 0 else f"{text} ({one[key] / first[key]:.1f} x)"
 
 
+def masks(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-secagg`: what cryptography costs by itself."""
+    names = (
+        "silos",
+        "masking a silo, CPU s",
+        "unmasking, CPU s",
+        "with two silos lost",
+        "aggregation, masked / plain",
+        "relative L2 error",
+        "memory of either side MB",
+    )
+    return names, [
+        (
+            f"{one['silos']}",
+            f"{one['mask_cpu_s']:.2f}",
+            f"{one['unmask_cpu_s']:.2f}",
+            "" if one["lost_unmask_cpu_s"] is None else f"{one['lost_unmask_cpu_s']:.2f}",
+            f"{one['aggregate_cpu_s']:.2f} / {one['plain_aggregate_cpu_s']:.2f}",
+            f"{one['relative_l2_error']:.1e}",
+            f"{one['mask_peak_bytes'] / 1e6:.0f}, {one['unmask_peak_bytes'] / 1e6:.0f}",
+        )
+        for one in found
+        if one["mask_cpu_s"] is not None
+    ]
+
+
+def masked_rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of its whole rounds: what each way takes more than the one in the clear of the same run."""
+    names = ("way", "wall s", "more", "CPU s", "more", "coordinator peak MB", "wire MB")
+    whole = [one for one in found if one["wall_s"] is not None]
+    rows: list[Sequence[str]] = []
+    for one in whole:
+        cell = partial(_cell, one, whole[0])
+        more = ("", "") if one is whole[0] else tuple(f"{one[key] - whole[0][key]:.1f}" for key in ("wall_s", "cpu_s"))
+        wall, cpu = cell("wall_s", 1), cell("cpu_s", 1)
+        peak, wire = (cell(key, 0, 1e6) for key in ("coordinator_peak_bytes", "wire_bytes"))
+        rows.append((one["system"], wall, more[0], cpu, more[1], peak, wire))
+    return names, rows
+
+
 def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     """Of `lorica bench-simulation`."""
     from lorica.bench.simulation.stopwatch import FORWARD, PARTS
@@ -67,3 +107,40 @@ def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     rows.append(("seconds of a round", *(f"{one['round_s']:.2f}" for one in found)))
     rows.append(("training examples a second", *(f"{one['examples_per_s']:,.0f}" for one in found)))
     return names, rows
+
+
+def trainers(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-training`."""
+    names = (
+        "size",
+        "trainer",
+        "examples a second",
+        "examples a CPU second",
+        "step s",
+        "CPU s",
+        "peak MB",
+        "time (all turns)",
+        "CPU (all turns)",
+        "loss after",
+    )
+    rows: list[Sequence[str]] = [
+        (
+            one["size"],
+            one["way"],
+            f"{one['examples_per_s']:.2f}",
+            f"{one['examples_per_cpu_s']:.2f}",
+            f"{one['step_s']:.2f}",
+            f"{one['cpu_s']:.2f}",
+            f"{one['peak_bytes'] / 1e6:,.0f}",
+            _ratios(one["time_ratios"]),
+            _ratios(one["cpu_ratios"]),
+            f"{one['loss']:.3f}",
+        )
+        for one in found
+    ]
+    return names, rows
+
+
+def _ratios(one: Sequence[float] | None) -> str:
+    """A median, and from what to what."""
+    return "" if one is None else f"{one[0]:.2f} x ({one[1]:.2f} to {one[2]:.2f})"

@@ -14,6 +14,7 @@ from typing import Final
 
 from lorica.documentation import bench_tables, docs_commands, rooms
 from lorica.documentation.algorithm_table import algorithm_table, mechanism_table
+from lorica.documentation.forecasts import at_scale
 from lorica.documentation.forecasts.int8_under_masks import masked_int8_table
 from lorica.documentation.forecasts.on_lines import lines_table
 from lorica.documentation.forecasts.private_plans import forecast_examples
@@ -121,6 +122,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
     "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "bench-simulation-few": partial(bench_tables.table, "simulation-few", bench_tables.simulations),
+    "bench-training": partial(bench_tables.table, "training", bench_tables.trainers),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
     "plan": plan_table,
     "plan-model": plan_model_table,
@@ -132,6 +134,10 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "federation": federation_table,
     "silo": silo_table,
     "privacy-forecast": forecast_examples,
+    "first-limit": at_scale.first_limit_table,
+    "hundreds-of-silos": at_scale.hundreds_table,
+    "sums-by-range": at_scale.ranges_table,
+    "regions-and-graph": at_scale.regions_table,
     "lines": lines_table,
     "ring-levels": masked_int8_table,
     "metrics": metrics_table,

@@ -31,8 +31,8 @@ from lorica.simulation.silo import SimulatedSilo, enrolled, settings_of
 from lorica.simulation.silo_data import lines
 from lorica.simulation.simulated import Simulated, make_folder, write
 from lorica.simulation.workers.one_bench import OneBench, TakingTurns
-from lorica.simulation.workers.shares import shared_out, threads_of_a_worker
-from lorica.simulation.workers.worker_pool import Died, WorkerPool
+from lorica.simulation.workers.shares import devices_in_turn, shared_out, threads_of_a_worker
+from lorica.simulation.workers.worker_pool import Died, WorkerPool, on_their_devices
 from lorica_coordinator.composition import service_of
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.opened import Coordinator
@@ -92,12 +92,13 @@ def simulate(
     device: str = "auto",
     threads: int = 0,
     workers: int = 1,
+    devices: Sequence[str] = (),
     hostility: Hostility | None = None,
     every_model: bool = False,
     on_round: OnRound = lambda row: None,
 ) -> Simulated:
     """Run the plan in `plan_folder` to its end, in `out`, with `threads` of PyTorch in each of `workers` processes;
-    with 1 in this one.
+    with 1 in this one. With `devices`, worker n of them trains on the n-th, and from the first on again after the last.
 
     `out` gets rounds.jsonl and summary.json, and unless this process has logs of its own (structlog), simulation.log.
     Silos that `hostility` names send what its attack makes. They look at all updates of a round, which nobody keeps, so
@@ -105,7 +106,9 @@ def simulate(
     Raises what stopped it: of the plan, the data, a silo's policy, or a worker that died; ConfigurationError for
     hostile silos in an `out` that is there already.
     """
-    threads = threads_of_a_worker(threads, min(workers, len(silos)))
+    workers = min(workers, len(silos))
+    threads = threads_of_a_worker(threads, workers)
+    of_workers = devices_in_turn(devices, device=device, workers=workers)
     bundle = compile_plan(plan_folder)
     plan, conspiracy = bundle.plan, None
     if hostility is not None:
@@ -117,7 +120,7 @@ def simulate(
     make_folder(out)
     coordinator = simulated_coordinator(out / "coordinator", federation_name(plan.federation))
     kept = KeptModel(out / "kept", every=every_model)
-    parts = coordinator, plan, plan_folder, silos, out, device, threads, workers, on_round, conspiracy, kept
+    parts = coordinator, plan, plan_folder, silos, out, of_workers, threads, on_round, conspiracy, kept
     logs = nullcontext() if structlog.is_configured() else logging_to(out / "simulation.log")
     with logs, ProcessLock(coordinator.folder.lock, "simulation"), disk.not_waited_for():
         done = to_its_end(_Simulation(*parts).run())
@@ -132,9 +135,9 @@ class _Simulation:
     plan_folder: Path
     data: Mapping[SiloName, Path]
     out: Path
-    device: str
+    devices: tuple[str, ...]
+    """Of each worker."""
     threads: int
-    workers: int
     on_round: OnRound
     conspiracy: Conspiracy | None
     kept: KeptModel
@@ -181,7 +184,7 @@ class _Simulation:
         folder.make()
         credentials = await enrolled(service, self.coordinator.federation, name, folder)
         return SimulatedSilo.opened(
-            folder, settings_of(self.data[name], device=self.device, threads=self.threads), credentials
+            folder, settings_of(self.data[name], device=self.devices[0], threads=self.threads), credentials
         )
 
     async def _play(self, service: Federation, loop: "asyncio.Task[None]", silos: Sequence[SimulatedSilo]) -> None:
@@ -203,12 +206,12 @@ class _Simulation:
     def _trainers(self, silos: Sequence[SimulatedSilo], died: Died) -> Iterator[Callable[[SiloName], TrainerPort]]:
         """Each silo's, in worker processes or on the one bench of this one."""
         named = {silo.credentials.silo: silo for silo in silos}
-        if self.workers > 1:
+        if len(self.devices) > 1:
             # For aggregation, as beside one bench.
-            chosen_device(DeviceSettings(device=self.device, threads=self.threads))
+            chosen_device(DeviceSettings(device=self.devices[0], threads=self.threads))
             sizes = {name: sum(1 for _ in lines(self.data[name], "train")) for name in named}
-            shares = shared_out(sizes, self.workers)
-            work = {name: silo.work for name, silo in named.items()}
+            shares = shared_out(sizes, len(self.devices))
+            work = on_their_devices({name: silo.work for name, silo in named.items()}, shares, self.devices)
             with WorkerPool(work, shares, died) as pool:
                 yield pool.trainer
             return

@@ -5,8 +5,8 @@ The identity comes from the certificate that TLS verified, is checked again in f
 up in the coordinator's register and compared with the authorisation table. It is handed on in CALLER; no servicer reads
 an identity from anywhere else. A call that is open when its caller is revoked, when its certificate expires, or when
 the authority of that is retired, is cut there and then. Errors of lorica_security.errors become status in the one table
-of silo_wire.transport; anything else is a defect, logged with its traceback and told to the peer as "internal error"
-alone.
+of silo_wire.transport; silos are told no path of this machine (told). Anything else is a defect, logged with its
+traceback and told to the peer as "internal error" alone.
 
 No request is read before its caller is known and within its limits. gRPC takes in a message of MAX_MESSAGE_BYTES for
 whoever began to send one, and keeps it until the rest has come: without limits a single silo fills the server's memory
@@ -27,6 +27,7 @@ from cryptography.x509 import Certificate
 from google.protobuf.message import DecodeError
 
 from lorica_coordinator.edges.server.authorisation import authorise
+from lorica_coordinator.edges.server.told import told
 from lorica_coordinator.edges.telemetry.caller import CALLER, CERTIFICATE
 from lorica_security.errors import (
     AuthenticationError,
@@ -314,7 +315,7 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
             error=details,
         )
         self._on_refused(Refusal(kind=kind, method=method, peer=_peer(context), detail=details))
-        await context.abort(code, details, trailing)
+        await context.abort(code, told(error, details, caller), trailing)
         raise AssertionError("abort returned")
 
     async def _break_off(self, method: str, context: Any, error: Exception) -> NoReturn:

@@ -5,7 +5,7 @@ the clear and masked (ops/lorica/bench/federation.py), by how silos check round 
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.bench.federation import run_lorica
-from lorica.bench.figures import Figures, figures, write_figures
+from lorica.bench.figures import figures, write_figures
 from lorica.bench.masked import availability, cryptography
 from lorica.bench.masked.checks import ModelCheck
 from lorica.bench.masked.costs import Cost
@@ -36,8 +36,9 @@ PARAMETERS = (T5_BASE_PARAMETERS,)
 PEER_SILOS = (3,)
 PEER_PARAMETERS = (2_000_000, 25_000_000)
 PEERS = {peer.name: peer for peer in (FlwrSecAgg(),)}
-_MASKED_VECTOR_BYTES = 4
-"""On disk, for each parameter of each silo: what masked rounds keep beyond what plain ones do."""
+_MASKED_VECTOR_BYTES = 8
+"""On disk, for each parameter of each silo: what masked rounds keep beyond what plain ones do, the vector at the silo
+and, as evidence, the one of the round before at the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,14 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
     for parameters in chosen.parameters:
         of_size: list[MaskFigures] = []
         for silos in chosen.silos:
-            found = list(_measure(chosen, silos=silos, parameters=parameters, console=console))
+            found: list[Entry] = []
+            for one in _measure(chosen, silos=silos, parameters=parameters, console=console):
+                found.append(one)
+                write_figures(chosen.out, [entry.to_json() for entry in (*results, *found)])
             of_size += [one.masks for one in found if isinstance(one.masks, MaskFigures)]
             for table in _tables(found):
                 show_table(console, table)
             results += found
-            write_figures(chosen.out, [one.to_json() for one in results])
         if (more := growth(of_size)) is not None:
             console.print(
                 f"{parameters:,} parameters: one more silo costs every silo {more.mask_s:.3g} CPU s of masking, and "
@@ -118,7 +121,8 @@ def run_bench_secagg(chosen: Choice, console: Console) -> list[Entry]:
     return results
 
 
-def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -> list[Entry]:
+def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -> Iterator[Entry]:
+    """Each as soon as it is measured: whole rounds take minutes."""
     what = f"{silos} silos, {parameters / 1e6:.1f} M parameters"
     place = empty_folder(chosen.work, "masks", needed=cryptography.FILES * 4 * parameters)
     with console.status(f"masks: {what}"):
@@ -126,21 +130,20 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
     shutil.rmtree(place)
     masked = Entry(system="lorica masked", silos=silos, parameters=masks.parameters, masks=masks)
     if not chosen.rounds or silos not in chosen.federations:
-        return [masked]
+        yield masked
+        return
     rounds = f"{what}, {chosen.rounds} rounds" + (" and one to warm up" if chosen.rounds > 1 else "")
     per_silo = BYTES_PER_PARAMETER_AND_SILO + _MASKED_VECTOR_BYTES
-    of_rounds: list[Figures] = []
     for masked_as in ROUNDS:
         place = empty_folder(chosen.work, "lorica", needed=parameters * (BYTES_PER_PARAMETER + silos * per_silo))
         with console.status(f"lorica{f' masked, checks {masked_as}' if masked_as else ''}: {rounds}"):
             run = run_lorica(place, silos=silos, parameters=parameters, rounds=chosen.rounds, masked=masked_as)
         shutil.rmtree(place)
-        of_rounds.append(figures(run))
-    *others, in_rounds = of_rounds
-    found = [
-        *(Entry(system=one.system, silos=silos, parameters=one.parameters, rounds=one) for one in others),
-        replace(masked, rounds=in_rounds),
-    ]
+        one = figures(run)
+        if masked_as is ROUNDS[-1]:
+            yield replace(masked, rounds=one)
+        else:
+            yield Entry(system=one.system, silos=silos, parameters=one.parameters, rounds=one)
     if chosen.peer is not None:
         place = empty_folder(chosen.work, chosen.peer, needed=0)
         with console.status(f"{chosen.peer}: {rounds}"):
@@ -148,13 +151,12 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
                 venv=_venv(chosen, chosen.peer),
                 work=place,
                 silos=silos,
-                parameters=in_rounds.parameters,
+                parameters=one.parameters,
                 rounds=chosen.rounds,
             )
         shutil.rmtree(place)
         peers = figures(theirs.run)
-        found.append(Entry(system=peers.system, silos=silos, parameters=parameters, rounds=peers, masks=theirs))
-    return found
+        yield Entry(system=peers.system, silos=silos, parameters=parameters, rounds=peers, masks=theirs)
 
 
 def _venv(chosen: Choice, peer: str) -> Path:

@@ -149,25 +149,30 @@ def records(count: int, *, pieces: int = PIECES) -> EncodedExamples:
 
 def model_for(task: Task, device: torch.device) -> tuple[T5, list[nn.Parameter]]:
     """A random T5 of the task's size, and what is trained of it."""
-    size = size_named(task.size)
-    torch.manual_seed(1)
-    config = {
-        "vocab_size": size.vocabulary,
-        "d_model": size.d_model,
-        "d_kv": size.d_kv,
-        "d_ff": size.d_ff,
-        "num_layers": size.layers,
-        "num_heads": size.heads,
-        "feed_forward_proj": "gated-gelu" if size.gated else "relu",
-        "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
-        "dropout_rate": 0.0,  # of all ways: private training has none
-    }
-    model: T5 = T5ForConditionalGeneration(T5Config.from_dict(config))
+    model = random_t5(task.size, dropout=0.0)  # of all ways: private training has none
     if WAYS[task.way].adapters == "lora":
         model.requires_grad_(False)
         inject_adapter_in_model(LoraConfig(r=LORA_RANK, target_modules=["q", "v"]), model)  # which are trained
     model.to(device)
     return model, [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def random_t5(size: str, *, dropout: float) -> T5:
+    """Of a size in the table, on the CPU; the same each time."""
+    shape = size_named(size)
+    torch.manual_seed(1)
+    config = {
+        "vocab_size": shape.vocabulary,
+        "d_model": shape.d_model,
+        "d_kv": shape.d_kv,
+        "d_ff": shape.d_ff,
+        "num_layers": shape.layers,
+        "num_heads": shape.heads,
+        "feed_forward_proj": "gated-gelu" if shape.gated else "relu",
+        "decoder_start_token_id": 0,  # nosec B105  # a number of a vocabulary
+        "dropout_rate": dropout,
+    }
+    return T5ForConditionalGeneration(T5Config.from_dict(config))
 
 
 def _train(

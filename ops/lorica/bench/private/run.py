@@ -4,10 +4,7 @@ One way after the other, each in a process of its own; ratios are of one run. Wh
 records.
 """
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lorica.bench.figures import write_figures
+from lorica.bench.own_process import measured_apart
 from lorica.bench.private.measure import Measured, Task
 from lorica.bench.private.ways import WAYS
 from lorica_security.console.terminal import show_table
-from lorica_security.errors import ConfigurationError, StateError
+from lorica_security.errors import ConfigurationError
 from silo_wire.plans.sizes import size_named
 
 SIZES = ("mini", "small")
@@ -119,7 +117,8 @@ def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
             threads=chosen.threads,
         )
         with console.status(f"{size}: {name}"):
-            done[name] = measured = _in_a_process(task)
+            told = measured_apart("lorica.bench.private.measure", asdict(task), name=f"{size}, {name}")
+            done[name] = measured = Measured(**told)
         beside = WAYS[name].beside
         other = done.get(beside) if beside is not None else None
         yield Entry(
@@ -130,20 +129,6 @@ def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
             cpu_ratio=None if other is None else round(measured.cpu_s / other.cpu_s, 3),
             memory_ratio=None if other is None else round(measured.peak_bytes / other.peak_bytes, 3),
         )
-
-
-def _in_a_process(task: Task) -> Measured:
-    done = subprocess.run(
-        [sys.executable, "-m", "lorica.bench.private.measure"],
-        input=json.dumps(asdict(task)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}: more memory is needed?"]
-        raise StateError(f"{task.size}, {task.way}: {last[0]}")
-    return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def _table(found: Sequence[Entry]) -> Table:

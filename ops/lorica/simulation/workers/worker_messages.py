@@ -5,7 +5,7 @@ then Done or Raised.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,6 +24,11 @@ class WorkerSilo:
     policy: SiloPolicy
     scratch: Path
     losses: Path
+
+    def on(self, device: str) -> Self:
+        """The same silo, trained on `device`."""
+        training = self.settings.training.model_copy(update={"device": device})
+        return replace(self, settings=self.settings.model_copy(update={"training": training}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

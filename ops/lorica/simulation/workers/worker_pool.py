@@ -41,6 +41,13 @@ END_S = 30.0
 Died = Callable[[LoricaError], None]
 
 
+def on_their_devices(
+    silos: Mapping[SiloName, WorkerSilo], shares: Sequence[Sequence[SiloName]], devices: Sequence[str]
+) -> dict[SiloName, WorkerSilo]:
+    """Each silo on the device of the worker whose share it is in. There is a device for each worker."""
+    return {name: silos[name].on(device) for share, device in zip(shares, devices, strict=True) for name in share}
+
+
 class WorkerPool:
     """The workers of one simulation, while inside."""
 

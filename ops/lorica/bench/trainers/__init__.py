@@ -1,0 +1,1 @@
+"""Plain training beside Hugging Face's trainer."""
