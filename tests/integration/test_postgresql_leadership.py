@@ -17,13 +17,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from lorica_coordinator.edges.database.open_store import leadership_of
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, alone, read_only
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
 from lorica_coordinator.service.ports import Overtaken
-from lorica_security.errors import Conflict, StorageError
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.identifiers import FederationName
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0, A
@@ -93,7 +95,7 @@ def test_one_leads_and_another_takes_over_when_its_session_ends(place: DatabaseP
     assert second.take()
     assert (first.leadership.term, second.leadership.term) == (1, 2)
     assert second.store().load(T0) == STOPPED
-    with pytest.raises(Overtaken, match=r"another coordinator leads: .* has a later term than 1"):
+    with pytest.raises(Overtaken, match="another coordinator leads, in a later term than 1"):
         first.leadership.hold()
     second.leadership.hold()
     second.leadership.release()
@@ -240,6 +242,22 @@ def test_a_server_that_was_started_anew_is_led_on(tmp_path: Path) -> None:
         assert first.leadership.term == 1
 
 
+def test_a_state_in_the_folder_is_not_left_behind_unnoticed(place: DatabasePlace, tmp_path: Path) -> None:
+    url = f"postgresql+psycopg://{SUPERUSER}@/{place.url.database}?host={place.host}"
+    parsed = Settings.parse(f'federation = "{FEDERATION}"\n[storage]\ndatabase = "{url}"\n', "federation.toml")
+    settings = parsed.model_copy(update={"state": str(tmp_path)})
+    with closing(SqlRoundStore(tmp_path / "state.sqlite", FEDERATION)) as folder:
+        folder.invite(invitation(A))
+        folder.enrol(enrolled_silo(A), secret_digest=invitation(A).secret_digest)
+    found = leadership_of(settings, tmp_path, FEDERATION, IDENTITY)
+    assert found is not None
+    with pytest.raises(ConfigurationError, match=r"state\.sqlite has 1 silos, .* has no tables: nothing is moved"):
+        found[0].take(found[1])
+    (tmp_path / "state.sqlite").unlink()
+    assert found[0].take(found[1])
+    found[0].release()
+
+
 # --- processes
 
 
@@ -284,7 +302,7 @@ def test_a_second_coordinator_stands_by_and_takes_over_from_one_that_is_killed_o
         before = everything(server, place)
         first.send_signal(signal.SIGCONT)
         _, said = first.communicate(timeout=60)
-        assert "error: another coordinator leads" in " ".join(said.split())
+        assert "error: another coordinator leads, in a later term than 1" in " ".join(said.split())
         assert first.returncode != 0
         assert everything(server, place) == before, "the one that was stopped wrote nothing"
         third = coordinator(folder, "serve")

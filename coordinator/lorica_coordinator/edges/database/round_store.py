@@ -172,7 +172,7 @@ class SqlRoundStore:
     def _require_newest(self, connection: Connection) -> None:
         """Raises Overtaken where a transition is saved after all whose caller was told that it is not."""
         if self._in_doubt and connection.execute(select(machine.c.saved_as)).scalar() in self._in_doubt:
-            raise Overtaken(f"{self.place.name} saved a transition whose answer was lost on the way: start again")
+            raise Overtaken("the database saved a transition whose answer was lost on the way: start again")
 
     @contextmanager
     def _unless_saved(self, saved_as: str) -> Iterator[None]:

@@ -156,8 +156,8 @@ class Leadership:
 
     def _overtaken(self) -> Overtaken:
         return Overtaken(
-            f"another coordinator leads: {self._database.name} has a later term than {self.term}, and this process "
-            "writes nothing any more; started again, it stands by"
+            f"another coordinator leads, in a later term than {self.term}: this process writes nothing any more; "
+            "started again, it stands by"
         )
 
 
