@@ -210,6 +210,8 @@ def test_the_state_of_another_coordinator_is_refused_by_name(place: DatabasePlac
 
 def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:
     first = Candidate(place)
+    with pytest.raises(StorageError, match="has no tables yet: `coordinator serve` makes them"):
+        SqlRoundStore(first.database, FEDERATION, None, read_only)
     assert first.take()
     first.store().transition(STOPPED, [], at=T0, now=T0)
     with closing(SqlRoundStore(first.database, FEDERATION, None, read_only)) as looking:

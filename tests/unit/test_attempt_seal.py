@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event as sqlalchemy_event
 
@@ -200,7 +200,12 @@ class Reader:
                 self.read += bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=20,
+    phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(choices=st.lists(st.sampled_from([*range(4)] * 6 + [4, 5]), min_size=12, max_size=60))
 def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sent(
     choices: list[int], tmp_path_factory: pytest.TempPathFactory
@@ -232,6 +237,16 @@ def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sen
         pieces = [event[at : at + 24] for event in journals for at in range(0, max(1, len(event) - 24), 96)]
         found = sum(piece in reader.read for piece in pieces)
         assert found == 0
+
+
+def test_a_reader_of_the_database_has_nothing_of_an_attempt_that_came_to_its_end(store: SqlRoundStore) -> None:
+    reader, rounds = Reader(store), masking()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    rounds.run()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    journal = journal_of(rounds.state)
+    found = sum(event[at : at + 24] in reader.read for event in journal for at in range(0, len(event) - 24, 96))
+    assert found == 0
 
 
 def test_the_search_finds_what_is_not_sealed(path: Path) -> None:
@@ -283,6 +298,25 @@ def test_and_one_that_a_kill_left_with_the_first_transition_after_the_start(path
     with closing(SqlRoundStore(path, FEDERATION, vault)) as store:
         store.transition(store.load(T0), [], at=T0, now=T0)
     assert keys(vault) == []
+
+
+def test_two_transitions_that_fail_leave_the_attempt_with_its_key(
+    store: SqlRoundStore, path: Path, vault: FolderKeyVault
+) -> None:
+    """The next attempt is begun, and is not; the one before goes on, and does not; the process is started again."""
+    rounds = masking("share keys")
+    store.transition(rounds.state, [], at=T0, now=T0)
+    assert isinstance(rounds.state, Masking)
+    other = replace(rounds.state, attempt=2)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TRIGGER full BEFORE UPDATE ON machine BEGIN SELECT RAISE(ABORT, 'full'); END")
+    for state in (other, rounds.state):
+        with pytest.raises(StorageError, match="full"):
+            store.transition(state, [], at=T0, now=T0)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TRIGGER full")
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as again:
+        assert again.load(T0) == rounds.state
 
 
 def test_who_only_looks_destroys_no_key(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:

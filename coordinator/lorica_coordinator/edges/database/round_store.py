@@ -110,6 +110,8 @@ class SqlRoundStore:
         with self._transaction() as connection:
             self.place.require_fit(connection)
             revision = revision_of(connection)
+            if revision is None and fence is not None:
+                raise StorageError(f"{self.place.name} has no tables yet: `coordinator serve` makes them")
             if revision is None:
                 metadata.create_all(connection)
                 connection.execute(insert(revisions).values(version_num=TABLES_REVISION))
@@ -176,7 +178,7 @@ class SqlRoundStore:
 
     @contextmanager
     def _unless_saved(self, saved_as: str) -> Iterator[None]:
-        """Let an error pass by where the transaction was saved, and its answer alone was lost."""
+        """No error where the answer alone was lost."""
         try:
             yield
         except StorageError:
@@ -189,8 +191,7 @@ class SqlRoundStore:
                 saved = connection.execute(select(machine.c.saved_as)).scalar() == saved_as
         except StorageError:
             return False  # and it stays in doubt
-        if not saved:
-            self._in_doubt.discard(saved_as)
+        self._in_doubt -= set() if saved else {saved_as}
         return saved
 
     def _clear_log(self) -> None:
