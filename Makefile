@@ -62,9 +62,10 @@ bench-many: $(INSTALLED) ## Measure one round of many silos, in the clear and ma
 
 .PHONY: bench-dp
 bench-dp: OUT = bench-dp.json
-bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini small' BATCH=128 PHYSICAL=16 STEPS=3 OUT=FILE
-	@$(BIN)/lorica bench-dp --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(if $(BATCH),--batch $(BATCH)) \
-		$(if $(PHYSICAL),--physical $(PHYSICAL)) $(if $(STEPS),--steps $(STEPS))
+bench-dp: $(INSTALLED) ## Measure private training beside plain; SIZES='mini small' WAYS='plain ghost' BATCH=128 PHYSICAL=16 STEPS=3 TURNS=1 THREADS=1 OUT=FILE
+	@$(BIN)/lorica bench-dp --out '$(OUT)' $(foreach size,$(SIZES),--size $(size)) $(foreach way,$(WAYS),--way $(way)) \
+		$(if $(BATCH),--batch $(BATCH)) $(if $(PHYSICAL),--physical $(PHYSICAL)) $(if $(STEPS),--steps $(STEPS)) \
+		$(if $(TURNS),--turns $(TURNS)) $(if $(THREADS),--threads $(THREADS))
 
 .PHONY: bench-training
 bench-training: OUT = bench-training.json

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,6 +61,18 @@ def enroll(
         ),
     ],
     directory: Dir = None,
+    identity_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI", help="pkcs11: URI of an Ed25519 key in a token, in place of a new one.", show_default=False
+        ),
+    ] = None,
+    tls_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI", help="pkcs11: URI of an ECDSA key in a token, in place of new ones.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Make this silo's keys, prove the token, and store the certificate. Private keys never leave the folder."""
     import asyncio
@@ -71,13 +83,20 @@ def enroll(
     from silo_agent.edges.accounts.audit_log import audited
     from silo_agent.edges.console.pasted import pasted_token
     from silo_agent.edges.keys.key_store import refuse_second_enrolment, store_credentials
-    from silo_agent.edges.wire.enrolment_client import enrol
+    from silo_agent.edges.wire.enrolment_client import SiloKeys, enrol
 
     folder = silo_folder(directory)
     parsed = pasted_token(sys.stdin) if token == ["-"] else decode("\n".join(token))
     refuse_second_enrolment(folder)
+    given: dict[str, Any] = {}
+    if identity_key is not None or tls_key is not None:  # before the enrolment token is spent
+        from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
+
+        given |= {} if identity_key is None else {"identity": identity_in_token(identity_key)}
+        given |= {} if tls_key is None else {"tls": tls_key_in_token(tls_key)}
     folder.make()
-    credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version()))
+    keys = SiloKeys(**given)
+    credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version(), keys=keys))
     store_credentials(folder, credentials)
     with audited(folder, credentials) as log:
         log.append(

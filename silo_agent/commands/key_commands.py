@@ -27,15 +27,15 @@ def protect(
     from lorica_security.audit.entry import Event
     from lorica_security.host.key_file import protect_all, read_key_of_either, settle
     from lorica_security.host.process_lock import ProcessLock
-    from lorica_security.identity.identity_key import identity_key_from_pem
     from lorica_security.on_disk.log_file import AuditLog
+    from lorica_security.pkcs11_keys.reference import identity_key_of
     from silo_agent.edges.keys.key_store import enrolled_as
 
     folder = silo_folder(directory)
     folder.require_enrolled()
 
     def tell() -> None:
-        key = identity_key_from_pem(read_key_of_either(folder.identity_key, os.environ))
+        key = identity_key_of(read_key_of_either(folder.identity_key, os.environ))
         log = AuditLog(folder.audit, writer=enrolled_as(folder).uri, key=key, clock=time.time)
         log.append(Event.KEYS_PROTECTED, clear="yes" if clear else "no")
         log.seal()

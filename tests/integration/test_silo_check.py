@@ -193,6 +193,12 @@ def wrong_passphrase(case: Case) -> None:
     case.patch.setenv(key_file.PASSPHRASE, PASSPHRASE[::-1])
 
 
+@makes(Mistake.TOKEN)
+def token_whose_library_is_gone(case: Case) -> None:
+    uri = "pkcs11:token=hospital;object=identity?module-path=/usr/lib/no-library.so&pin-source=/etc/lorica/pin"
+    write_private(case.folder.identity_key, f"{uri}\npublic 00\n".encode())
+
+
 @makes(Mistake.ROTATION)
 def half_a_rotation(case: Case) -> None:
     key_file.write_key(case.folder.next_identity_key, identity_key_to_pem(new_identity_key()), {})

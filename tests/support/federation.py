@@ -26,9 +26,10 @@ _MAINS = {"lorica_coordinator.cli": coordinator_main, "silo_agent.cli": agent_ma
 
 
 class Federation:
-    """`data` maps silo names to their data folders; everything is kept below `root`."""
+    """`data` maps silo names to their data folders; everything is kept below `root`. `more` is of every process's
+    environment."""
 
-    def __init__(self, root: Path, processes: Processes, data: Mapping[str, Path]) -> None:
+    def __init__(self, root: Path, processes: Processes, data: Mapping[str, Path], **more: str) -> None:
         self.root = root
         self.data = data
         self.processes = processes
@@ -37,6 +38,7 @@ class Federation:
             "HOME": str(root / "home"),
             "XDG_CONFIG_HOME": str(root / "home" / "config"),
             "XDG_DATA_HOME": str(root / "home" / "data"),
+            **more,
         }
         (root / "home").mkdir()
 

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from lorica.bench.figures import read_figures
+from lorica.bench.private import run
 from lorica.bench.private.measure import Task, model_for, records
 from lorica.bench.private.run import Choice, choice, run_bench_dp
 from lorica.bench.private.ways import WAYS
@@ -27,6 +28,7 @@ def chosen(**changes: object) -> Choice:
         "batch": 4,
         "physical": 2,
         "steps": 1,
+        "turns": 1,
         "device": "cpu",
         "threads": 1,
         "out": None,
@@ -48,6 +50,22 @@ def test_private_beside_plain(tmp_path: Path) -> None:
     written = read_figures(out)[1]
     assert [one["way"] for one in written] == ["plain", "ghost"]
     assert written[1]["noise_share"] == pytest.approx(ghost.measured.noise_s / ghost.measured.step_s, abs=1e-3)
+
+
+def test_figures_are_medians_over_turns_and_ratios_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measuring is in another process, and its times are nobody's to say: here they are given."""
+    steps = {"plain": iter([1.0, 5.0, 2.0]), "ghost": iter([3.0, 5.0, 4.0])}
+
+    def told(_: str, task: dict[str, object], *, name: str) -> dict[str, object]:
+        step_s = next(steps[str(task["way"])])
+        known = {"parameters": 1, "trained_parameters": 1, "noise_s": 0.1, "peak_bytes": 7}
+        return {**known, "step_s": step_s, "cpu_s": 2 * step_s}
+
+    monkeypatch.setattr(run, "measured_apart", told)
+    plain, ghost = run_bench_dp(chosen(turns=3), QUIET)
+    assert (plain.measured.step_s, ghost.measured.step_s, ghost.measured.cpu_s) == (2.0, 4.0, 8.0)
+    assert (ghost.time_ratio, ghost.memory_ratio, ghost.turns) == (2.0, 1.0, 3)
+    assert ghost.to_json()["turns"] == 3
 
 
 def test_what_differs_of_training_is_a_key_of_plans() -> None:

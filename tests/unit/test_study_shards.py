@@ -62,10 +62,11 @@ def study() -> Study:
 
 
 def done(out: Path, data: Path, *shards: Shard) -> dict[str, dict[str, Any]]:
-    """Lines of results by run, but for how long each took."""
+    """Lines of results by run, but for how long each took and the commit, which another window may move meanwhile."""
+    left_out = {"seconds", "commit"}
     for shard in shards:
         run_study(study(), out, data=data, device="cpu", threads=1, shard=shard, console=Console(quiet=True))
-    return {line["run"]: {key: value for key, value in line.items() if key != "seconds"} for line in results(out)}
+    return {line["run"]: {key: value for key, value in line.items() if key not in left_out} for line in results(out)}
 
 
 @pytest.fixture(scope="module")

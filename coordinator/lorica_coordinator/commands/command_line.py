@@ -122,11 +122,11 @@ def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> No
     """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or
     without it."""
     from lorica_security.audit.entry import Event
-    from lorica_security.identity.identity_key import identity_key_from_pem
     from lorica_security.on_disk.log_file import AuditLog
+    from lorica_security.pkcs11_keys.reference import identity_key_of
 
     writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
-    key = identity_key_from_pem(key_file.read_key_of_either(folder.identity_key, os.environ))
+    key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ))
     log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
     log.append(Event.OPERATOR_COMMAND, command=command, **said)
     log.seal()

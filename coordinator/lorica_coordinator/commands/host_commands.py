@@ -40,6 +40,7 @@ from lorica_security.host import ballast, files, key_file
 from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import federation_name
+from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
 from silo_wire.transport import keep_chunks_in_memory
 
 STAND_BY_S: Final = 1.0
@@ -66,6 +67,16 @@ def init(
     status_token_file: Annotated[
         Path | None,
         typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
+    ] = None,
+    authority_key: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="pkcs11: URI of the authority's ECDSA key in a token.", show_default=False),
+    ] = None,
+    identity_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI", help="pkcs11: URI of the coordinator's Ed25519 key in a token.", show_default=False
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option(help="Also make the plan 'default', a small model from scratch.")] = True,
     values: Annotated[
@@ -103,9 +114,11 @@ def init(
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
         this_machine_alone=all(map(leads_to_itself, host)) if host else False,
     )
+    of_authority = None if authority_key is None else tls_key_in_token(authority_key)
+    own = None if identity_key is None else identity_in_token(identity_key)
     files.make_private_folder(folder.root)
     files.mark(folder.begun)
-    KeyStore.create(folder.keys, name, datetime.now(UTC))
+    KeyStore.create(folder.keys, name, datetime.now(UTC), authority_key=of_authority, own_key=own)
     files.replace(folder.settings, text.encode())
     folder.begun.unlink()
     coordinator = Coordinator.load(folder)

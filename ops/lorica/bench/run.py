@@ -63,14 +63,17 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
     results: list[Figures] = []
     for parameters in choice.parameters:
         for silos in choice.silos:
-            here = _measure(choice, silos=silos, parameters=parameters, console=console)
+            here: list[Figures] = []
+            for one in _measure(choice, silos=silos, parameters=parameters, console=console):
+                here.append(one)
+                write_figures(choice.out, [each.to_json() for each in (*results, *here)])
             show_table(console, table_of(here))
             results += here
-            write_figures(choice.out, [one.to_json() for one in results])
     return results
 
 
-def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -> list[Figures]:
+def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -> Iterator[Figures]:
+    """Each system as soon as it is measured: they take minutes, and a peer may not come to its end."""
     what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds" + (
         " and one to warm up" if choice.rounds > 1 else ""
     )
@@ -79,7 +82,7 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
     with _step(console, "lorica", what):
         run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
     shutil.rmtree(place)
-    found = [figures(run)]
+    yield figures(run)
     for name in choice.peers:
         place = empty_folder(choice.work, name, needed=0)
         with _step(console, name, what):
@@ -87,8 +90,7 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
                 venv=_venv(choice, name), work=place, silos=silos, parameters=run.parameters, rounds=choice.rounds
             )
         shutil.rmtree(place)
-        found.append(figures(theirs))
-    return found
+        yield figures(theirs)
 
 
 @contextmanager

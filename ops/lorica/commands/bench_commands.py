@@ -93,6 +93,7 @@ def bench_dp(
     batch: Annotated[int, typer.Option(min=1, help="Records of a step.")] = 128,
     physical: Annotated[int, typer.Option(min=1, help="Records in memory at a time.")] = 16,
     steps: Annotated[int, typer.Option(min=1, help="Steps that count, after one that does not.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Of each way, one after the other; medians count.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Of PyTorch on the CPU; 0: its default.")] = 0,
     out: _Out = None,
@@ -101,7 +102,15 @@ def bench_dp(
     from lorica.bench.private.run import choice, run_bench_dp
 
     chosen = choice(
-        sizes=size, ways=way, batch=batch, physical=physical, steps=steps, device=device, threads=threads, out=out
+        sizes=size,
+        ways=way,
+        batch=batch,
+        physical=physical,
+        steps=steps,
+        turns=turns,
+        device=device,
+        threads=threads,
+        out=out,
     )
     run_bench_dp(chosen, terminal())
 

@@ -12,6 +12,9 @@ backup, a disk) opens nothing without it. Whoever can read the process's memory 
 
 PKCS#8 of OpenSSL stretches a passphrase little (PBKDF2, 2,048 rounds), so it has to be long and random: shorter ones
 are refused. A clear key where a passphrase is given is refused, too: people who gave one count on it.
+
+In place of a key a file may name one that lies in a token (lorica_security.pkcs11_keys): that is no secret, and stays
+in clear.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +46,7 @@ _DECIDED = ".keys-protected"
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
+_REFERENCE = b"pkcs11:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,14 @@ def passphrase_of(environment: Mapping[str, str], variable: str = PASSPHRASE) ->
 
 
 def read_key(path: Path, environment: Mapping[str, str]) -> bytes:
-    """The private key in `path` as PEM in clear, and the certificates that follow it: secret bytes.
+    """The private key in `path` as PEM in clear, or what names it in a token, and the certificates that follow it:
+    secret bytes.
 
     Raises WrongPassphrase, ConfigurationError naming the file, also for one that others can read, StorageError.
     """
     pem = read_private(path)
+    if is_reference(pem):
+        return pem
     passphrase = passphrase_of(environment)
     if is_encrypted(pem):
         return _in_clear(_opened(path, pem, passphrase)) + _parts(pem)[1]
@@ -93,6 +100,8 @@ def read_key(path: Path, environment: Mapping[str, str]) -> bytes:
 def read_key_of_either(path: Path, environment: Mapping[str, str]) -> bytes:
     """As `read_key`, by the present passphrase or the new one: a `protect` that was cut off leaves keys of both."""
     pem, new = read_private(path), passphrase_of(environment, NEW_PASSPHRASE)
+    if is_reference(pem):
+        return pem
     by = new if _has(path, pem, new) else passphrase_of(environment)
     return _in_clear(_opened(path, pem, by)) + _parts(pem)[1]
 
@@ -100,8 +109,16 @@ def read_key_of_either(path: Path, environment: Mapping[str, str]) -> bytes:
 def write_key(path: Path, pem: bytes, environment: Mapping[str, str]) -> None:
     """Write a private key, given as PEM in clear, encrypted if the environment gives a passphrase; the one before is
     overwritten."""
+    if is_reference(pem):
+        replace_secret(path, pem)
+        return
     key, certificates = _parts(pem)
     replace_secret(path, _sealed(load_pem_private_key(key, password=None), passphrase_of(environment)) + certificates)
+
+
+def is_reference(pem: bytes) -> bool:
+    """Whether it names a key in a token."""
+    return pem.startswith(_REFERENCE)
 
 
 def is_encrypted(pem: bytes) -> bool:
@@ -119,7 +136,7 @@ def protect(paths: Sequence[Path], environment: Mapping[str, str], *, tell: Call
     changed: list[tuple[Path, PrivateKeyTypes, bytes]] = []
     for path in paths:
         pem = read_private(path)
-        if not _has(path, pem, new):
+        if not is_reference(pem) and not _has(path, pem, new):
             changed.append((path, _opened(path, pem, present), _parts(pem)[1]))
     if changed:
         tell()
@@ -166,7 +183,7 @@ def protect_all(
         raise ConfigurationError(
             f"${NEW_PASSPHRASE} and ${NEW_PASSPHRASE}_FILE are not set: give the passphrase there, or --clear for none"
         )
-    found = sorted(path for path in paths if not was_erased(path))
+    found = sorted(path for path in paths if not was_erased(path) and not is_reference(read_private(path)))
     changed = protect(found, environment, tell=tell)
     state = (
         "in clear"

@@ -43,10 +43,11 @@ class Authority:
         *,
         now: datetime,
         lifetime: timedelta = timedelta(days=DEFAULT_CA_LIFETIME_DAYS),
+        key: ec.EllipticCurvePrivateKey | None = None,
     ) -> "Authority":
-        """A new key and its self-signed certificate."""
+        """`key`, or a new one, and its self-signed certificate."""
         federation = federation_name(federation)
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = key or ec.generate_private_key(ec.SECP256R1())
         window = Window.starting(now, lifetime)
         name = _subject(federation, "Lorica CA")
         certificate = (
@@ -79,6 +80,11 @@ class Authority:
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigurationError(f"CA key file holds a {type(key).__name__}: restore the ECDSA key from backup")
+        return cls.of(key, certificate_pem=certificate_pem)
+
+    @classmethod
+    def of(cls, key: ec.EllipticCurvePrivateKey, *, certificate_pem: bytes) -> "Authority":
+        """As `load`, of a key that was read already, or that lies in a token."""
         try:
             certificate = parse_certificate(certificate_pem)
             if not is_authority(certificate):

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from lorica_security.console.preflight import Misconfigured, meaning, misconfigured
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.host import key_file
+from lorica_security.pkcs11_keys.token_keys import TokenIdentityKey, TokenTlsKey
+from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
 from lorica_security.pki.validity import Window
 from silo_agent.edges.accounts.privacy_ledger import guard_of
 from silo_agent.edges.accounts.shared_budget import sharing_of
@@ -42,17 +44,36 @@ def check_files(folder: SiloFolder) -> str:
     with meaning(Mistake.PASSPHRASE.value):
         passphrase = key_file.passphrase_of(os.environ)
     for path in folder.private_keys:
-        if passphrase is not None and not key_file.is_encrypted(path.read_bytes()):
+        content = path.read_bytes()
+        if passphrase is not None and not key_file.is_reference(content) and not key_file.is_encrypted(content):
             raise misconfigured(Mistake.KEY_CLEAR.value, f"{path} is not encrypted")
     with (
         meaning(Mistake.PASSPHRASE.value, key_file.WrongPassphrase),
         meaning(Mistake.FILE_DAMAGED.value, ConfigurationError),
+        meaning(Mistake.TOKEN.value, TokenUnusable, WrongPin),
     ):
         credentials = load_credentials(folder)
     with meaning(Mistake.ROTATION.value, StateError):
         check_settled(folder)
     protected = "encrypted" if passphrase else "readable by their owner alone"
     return f"{credentials.identity.uri} in {folder.root}, private keys {protected}"
+
+
+def keys_in_a_token(credentials: SiloCredentials) -> str:
+    """Which keys lie in which token, each of which signed a challenge as it was opened; nothing where none does."""
+    return ", ".join(
+        f"{word} key {key.uri.of_key} in token {key.uri.of_token}"
+        for word, key in (("identity", credentials.identity_key), ("TLS", credentials.tls_key))
+        if isinstance(key, TokenIdentityKey | TokenTlsKey)
+    )
+
+
+def keys_that_may_leave(credentials: SiloCredentials) -> str:
+    """Of those in a token, which it gives to whoever has the PIN."""
+    both = credentials.identity_key, credentials.tls_key
+    return ", ".join(
+        key.uri.of_key for key in both if isinstance(key, TokenIdentityKey | TokenTlsKey) and key.may_leave
+    )
 
 
 def check_certificate(credentials: SiloCredentials, now: datetime) -> str:

@@ -34,7 +34,15 @@ from silo_agent.edges.check.data_checks import (
     check_unit,
     runs_sql,
 )
-from silo_agent.edges.check.folder_checks import check_budget, check_certificate, check_clock, check_files, offered_plan
+from silo_agent.edges.check.folder_checks import (
+    check_budget,
+    check_certificate,
+    check_clock,
+    check_files,
+    keys_in_a_token,
+    keys_that_may_leave,
+    offered_plan,
+)
 from silo_agent.edges.check.machine_checks import (
     JAIL,
     check_device,
@@ -67,6 +75,9 @@ RECORD = "what people decided"
 LOSSES = "losses of a round"
 CUT = "what the plan cuts"
 LINES_ON_DISK = "disk for lines"
+
+
+TOKEN = "keys in a token"  # noqa: S105  # nosec B105  # a row's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +123,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         bundle = offered_plan(folder, credentials)
         if bundle is not None and bundle.plan.logs_losses:
             logging = bundle.plan, credentials.silo
+        if held := keys_in_a_token(credentials):
+            await run(TOKEN, lambda: f"{held}: each signed a challenge")
+            if leaving := keys_that_may_leave(credentials):
+                checks.notice(
+                    TOKEN, f"{leaving}: extractable, so whoever has the PIN takes a copy; make one that is not"
+                )
         await run("certificate", lambda: check_certificate(credentials, now))
         await run("clock", lambda: check_clock(folder, credentials, now))
         if await run("route and TLS interception", lambda: check_route(credentials, now)):

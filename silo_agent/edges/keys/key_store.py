@@ -25,15 +25,12 @@ from lorica_security.host.files import (
 )
 from lorica_security.host.key_file import passphrase_of, read_key, write_key
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName, federation_name, silo_name
-from lorica_security.identity.identity_key import (
-    identity_key_from_pem,
-    identity_key_to_pem,
-    public_key_bytes,
-    public_key_from_bytes,
-)
+from lorica_security.identity.identity_key import public_key_bytes, public_key_from_bytes
+from lorica_security.pkcs11_keys.reference import identity_key_of, key_text, tls_key_of
+from lorica_security.pkcs11_keys.token_session import TokenUnusable
 from lorica_security.pki.hosts import parse_host
 from lorica_security.pki.parsing import parse_certificates
-from lorica_security.pki.tls_key import TlsPrivateKey, tls_key_from_pem, tls_key_to_pem
+from lorica_security.pki.tls_key import TlsPrivateKey, tls_key_to_pem
 from lorica_security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.disk.silo_folder import SiloFolder
 
@@ -64,6 +61,7 @@ class SiloCredentials:
 
     @property
     def tls_key_pem(self) -> bytes:
+        """Raises ConfigurationError for a key that lies in a token."""
         return tls_key_to_pem(self.tls_key)
 
     @property
@@ -112,7 +110,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
     refuse_second_enrolment(folder)
     make_private_folder(folder.root)
     mark(folder.begun)
-    write_key(folder.identity_key, identity_key_to_pem(credentials.identity_key), os.environ)
+    write_key(folder.identity_key, key_text(credentials.identity_key), os.environ)
     store_tls(folder, credentials)
     facts = {
         "version": 1,
@@ -128,7 +126,7 @@ def store_credentials(folder: SiloFolder, credentials: SiloCredentials) -> None:
 def store_tls(folder: SiloFolder, credentials: SiloCredentials) -> None:
     """Replace TLS key, certificate and trust bundle, all at once; raises StorageError."""
     since = b"%s%d\n" % (_SINCE, credentials.trusted_since)  # PEM takes words between its blocks
-    pem = credentials.tls_key_pem + credentials.certificate_pem + since + credentials.trust.to_pem()
+    pem = key_text(credentials.tls_key) + credentials.certificate_pem + since + credentials.trust.to_pem()
     write_key(folder.tls, pem, os.environ)
 
 
@@ -137,7 +135,7 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     folder.require_enrolled()
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
-    identity_key = identity_key_from_pem(read_key(folder.identity_key, os.environ))
+    identity_key = identity_key_of(read_key(folder.identity_key, os.environ))
     tls_key, certificate, trust, trusted_since = _tls(folder)
     return SiloCredentials(
         federation=federation,
@@ -179,10 +177,12 @@ def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBund
     pem = read_key(folder.tls, os.environ)
     begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
     try:
-        tls_key = tls_key_from_pem(pem[:begin])
+        tls_key = tls_key_of(pem[:begin])
         certificate, *authorities = parse_certificates(pem[begin:])
         trust = TrustBundle(tuple(authorities))
         since = next(int(line.removeprefix(_SINCE)) for line in pem[begin:].splitlines() if line.startswith(_SINCE))
+    except TokenUnusable:
+        raise
     except ConfigurationError as error:
         raise ConfigurationError(f"{folder.tls}: {error}") from error
     except StopIteration:

@@ -37,6 +37,7 @@ from lorica_security.identity.identity_key import (
 )
 from lorica_security.identity.seal import Seal
 from lorica_security.identity.succession import Succession, check_succession, possession_statement, succession_statement
+from lorica_security.pkcs11_keys.reference import in_token
 from lorica_security.secure_aggregation.silo.events import OpenAttempt
 from silo_agent.edges.disk.private_record import PrivateRecord
 from silo_agent.edges.disk.silo_folder import SiloFolder
@@ -121,6 +122,11 @@ async def succeed(
     still this silo's, and the new one waits for another try.
     """
     _require_no_attempt(folder, credentials)
+    if in_token(credentials.identity_key):
+        raise StateError(
+            f"the identity key of {credentials.silo} lies in a token, and its successor would lie in a file: enrol "
+            "anew with another key of the token, by a new invitation, and have the other silos pin it"
+        )
     if is_there(folder.next_identity_key) and succession_is_finished(folder):  # killed within the last steps
         tell(credentials)
         erase(folder.next_identity_key)

@@ -8,6 +8,7 @@ from cryptography import x509
 
 from lorica_security.errors import AuthenticationError, IntegrityError
 from lorica_security.identity.endorsement import endorse_renewal
+from lorica_security.pkcs11_keys.reference import in_token
 from lorica_security.pki.csr import certificate_request
 from lorica_security.pki.parsing import parse_certificate
 from lorica_security.pki.peer import identify_client
@@ -52,9 +53,12 @@ class SiloCertificate:
         return self._credentials.trust.digest
 
     async def renew(self) -> None:
-        """Checks before it keeps, keeps before it connects. The key before stays good until its certificate ends."""
+        """Checks before it keeps, keeps before it connects. The key before stays good until its certificate ends.
+
+        A key that lies in a token stays: who made it there makes its successor.
+        """
         who = self._credentials
-        key = new_tls_key()
+        key = who.tls_key if in_token(who.tls_key) else new_tls_key()
         request = certificate_request(key, who.identity)
         endorsement = endorse_renewal(who.identity_key, request=request, identity=who.identity)
         answer = await self._coordinator.renew_certificate(request, endorsement)

@@ -8,10 +8,12 @@
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import grpc.aio
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from lorica_security.errors import AuthenticationError, IntegrityError, LoricaError, MalformedMessage, Unreachable
@@ -22,7 +24,7 @@ from lorica_security.identity.identity_key import new_identity_key, public_key_b
 from lorica_security.pki.csr import certificate_request
 from lorica_security.pki.parsing import parse_certificate
 from lorica_security.pki.peer import check_coordinator, identify_client
-from lorica_security.pki.tls_key import new_tls_key
+from lorica_security.pki.tls_key import TlsPrivateKey, new_tls_key
 from lorica_security.pki.trust_bundle import TrustBundle
 from silo_agent.edges.keys.key_store import SiloCredentials, split_address
 from silo_agent.edges.wire.channel import pinned_channel
@@ -37,9 +39,20 @@ TRIES = 3
 just then."""
 
 
-async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> SiloCredentials:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiloKeys:
+    """Those of a silo that is to be: new ones, but for what lies in a token."""
+
+    identity: Ed25519PrivateKey = field(default_factory=new_identity_key, repr=False)
+    tls: TlsPrivateKey = field(default_factory=new_tls_key, repr=False)
+
+
+async def enrol(
+    token: EnrolmentToken, *, now: datetime, agent_version: str, keys: SiloKeys | None = None
+) -> SiloCredentials:
     """Everything that the silo keeps; raises a LoricaError, and then nothing was stored and, before step 4, nothing
     said."""
+    keys = keys or SiloKeys()
     token.check_unexpired(now)
     for tries_left in reversed(range(TRIES)):
         answer = await _answer(token)
@@ -57,7 +70,7 @@ async def enrol(token: EnrolmentToken, *, now: datetime, agent_version: str) -> 
                 raise _stranger(answer, token, leaf, error_of(error)) from error
             trust = _verified(answer, token, leaf, bundle, now)
             try:
-                return await _spend(token, stub, trust, now=now, agent_version=agent_version)
+                return await _spend(token, stub, trust, keys, now=now, agent_version=agent_version)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error) from error
     raise AssertionError("the last try returns or raises")
@@ -146,11 +159,12 @@ async def _spend(
     token: EnrolmentToken,
     stub: "enrolment_pb2_grpc.EnrolmentAsyncStub",
     trust: TrustBundle,
+    keys: SiloKeys,
     *,
     now: datetime,
     agent_version: str,
 ) -> SiloCredentials:
-    tls_key, identity_key = new_tls_key(), new_identity_key()
+    tls_key, identity_key = keys.tls, keys.identity
     request = certificate_request(tls_key, token.identity)
     reply = await stub.Enrol(
         enrolment_pb2.EnrolRequest(

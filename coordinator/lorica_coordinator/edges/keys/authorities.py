@@ -5,6 +5,7 @@
     keys/ca-2.key               its private key; gone once another one issues
     keys/authorities.json       which of them there are, and in which stage; without it, `ca` issues
     keys/request.key            of a request that an institution's CA has not answered yet
+    keys/successor.uri          which key of a token the next authority has, written by the operator of this host
 
 Every step of a succession is one replacement of authorities.json: what it names was written before, what it no longer
 needs is deleted after. A crash between leaves files that nothing names, which the next start of the coordinator
@@ -19,22 +20,25 @@ from enum import Enum
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from lorica_coordinator.service.issued import AuthorityStanding
 from lorica_security.errors import ConfigurationError, LoricaError, MalformedMessage, StateError
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName
+from lorica_security.pkcs11_keys.reference import in_token, key_text, tls_key_in_token, tls_key_of
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.authority_succession import AuthoritySuccession, certificate_digest
 from lorica_security.pki.external_authority import Certified, authority_request, check_certified
 from lorica_security.pki.parsing import parse_certificates
 from lorica_security.pki.pins import SpkiPin, spki_pin
-from lorica_security.pki.tls_key import new_tls_key, tls_key_from_pem, tls_key_to_pem
+from lorica_security.pki.tls_key import new_tls_key
 from lorica_security.pki.trust_bundle import MAX_AUTHORITIES, TrustBundle
 
 INDEX = "authorities.json"
 REQUEST_KEY = "request.key"
+SUCCESSOR_URI = "successor.uri"
 FIRST = "ca"
 
 
@@ -76,11 +80,13 @@ class Authorities:
         return self._standing[0]
 
     @staticmethod
-    def create(folder: Path, federation: FederationName, now: datetime) -> None:
-        """Make the first authority; raises ConfigurationError where there is one."""
+    def create(
+        folder: Path, federation: FederationName, now: datetime, key: ec.EllipticCurvePrivateKey | None = None
+    ) -> None:
+        """Make the first authority, of `key` or a new one; raises ConfigurationError where there is one."""
         require_none(folder)
-        authority = Authority.create(federation, now=now)
-        keep_first(folder, authority.key_pem(), authority.certificate_pem())
+        authority = Authority.create(federation, now=now, key=key)
+        keep_first(folder, key_text(authority.key), authority.certificate_pem())
 
     @classmethod
     def load(cls, folder: Path) -> "Authorities":
@@ -172,14 +178,15 @@ class Authorities:
     def rotate(self, now: datetime) -> None:
         """A successor joins what is trusted; raises StateError where there is one."""
         self._require_no_successor()
-        authority = Authority.create(self._issuing.federation, now=now)
-        self._join(tls_key_to_pem(authority.key), Certified(certificate=authority.certificate, chain=()), now)
+        authority = Authority.create(self._issuing.federation, now=now, key=self._next_key())
+        self._join(key_text(authority.key), Certified(certificate=authority.certificate, chain=()), now)
+        (self._folder / SUCCESSOR_URI).unlink(missing_ok=True)
 
     def request(self) -> bytes:
         """A PEM request for an institution's CA, of a key that is kept until the answer is adopted; the last one
         counts."""
-        key = new_tls_key()
-        key_file.write_key(self._folder / REQUEST_KEY, tls_key_to_pem(key), os.environ)
+        key = self._next_key()
+        key_file.write_key(self._folder / REQUEST_KEY, key_text(key), os.environ)
         return authority_request(key, self._issuing.federation)
 
     def adopt(self, certificate_pem: bytes, chain_pem: bytes, now: datetime) -> None:
@@ -190,7 +197,7 @@ class Authorities:
         if not path.exists() or files.was_erased(path):
             raise StateError("no request is open: make one with `coordinator ca request`, and have it signed")
         pem = key_file.read_key(path, os.environ)
-        key = tls_key_from_pem(pem)
+        key = tls_key_of(pem)
         self._join(
             pem,
             check_certified(
@@ -199,6 +206,7 @@ class Authorities:
             now,
         )
         files.erase(path)
+        (self._folder / SUCCESSOR_URI).unlink(missing_ok=True)
 
     def activate(self) -> None:
         """The successor issues from now on; the key of the one before is deleted. Raises StateError without a
@@ -273,6 +281,23 @@ class Authorities:
             "`coordinator ca import`"
         )
 
+    def _next_key(self) -> ec.EllipticCurvePrivateKey:
+        """A successor's: the one in a token that a file of this host names, for a URI names code, and no call brings
+        one; else a new one. Where the present key lies in a token, nobody should find out later that the next does not.
+        """
+        path = self._folder / SUCCESSOR_URI
+        if not path.exists():
+            if in_token(self._issuing.key):
+                raise StateError(
+                    "the key of this authority lies in a token, and its successor's would lie in a file: make another "
+                    f"key in the token, and write its pkcs11: URI into {path} (mode 0600)"
+                )
+            return new_tls_key()
+        key = tls_key_in_token(files.read_private(path).decode("utf-8", "replace").strip())
+        if key.public_key() == self._issuing.key.public_key():
+            raise StateError(f"{path} names the key of the present authority: make another one in the token")
+        return key
+
     def _require_no_successor(self) -> None:
         for member in self._members:
             if member.stage is Stage.SUCCESSOR:
@@ -298,10 +323,11 @@ def keep_first(folder: Path, key_pem: bytes, certificates_pem: bytes) -> None:
 
 
 def _authority(folder: Path, member: Member) -> Authority:
-    return Authority.load(
-        key_pem=key_file.read_key(folder / f"{member.name}.key", os.environ),
-        certificate_pem=member.certificate.public_bytes(Encoding.PEM),
-    )
+    text = key_file.read_key(folder / f"{member.name}.key", os.environ)
+    certificate_pem = member.certificate.public_bytes(Encoding.PEM)
+    if key_file.is_reference(text):
+        return Authority.of(tls_key_of(text), certificate_pem=certificate_pem)
+    return Authority.load(key_pem=text, certificate_pem=certificate_pem)
 
 
 def _members(folder: Path) -> tuple[tuple[Member, ...], int]:

@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lorica_coordinator.edges.keys.authorities import Authorities, keep_first, require_none
-from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.errors import ConfigurationError, StateError, StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import FederationName
+from lorica_security.pkcs11_keys.reference import in_token
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.tls_key import tls_key_to_pem
 
@@ -28,6 +29,10 @@ LEAST_PASSPHRASE_CHARACTERS = 12
 def export_authority(authorities: Authorities, target: Path, passphrase: str) -> None:
     """Write the authority that issues to a new file; raises ConfigurationError for one that is there or a short
     passphrase."""
+    if in_token(authorities.issuing.key):
+        raise StateError(
+            "the key of this authority lies in a token, which does not give it away: back the token up by its own means"
+        )
     if target.exists():
         raise ConfigurationError(f"{target} is there already: choose a new file")
     if len(passphrase) < LEAST_PASSPHRASE_CHARACTERS:

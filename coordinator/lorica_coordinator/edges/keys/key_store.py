@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -28,6 +29,7 @@ from lorica_security.errors import ConfigurationError, MalformedMessage, StateEr
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity import endorsement, enrolment_token, identity_key
+from lorica_security.pkcs11_keys.reference import identity_key_of, key_text
 from lorica_security.pki import csr
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.authority_succession import AuthoritySuccession, certificate_digest
@@ -105,13 +107,21 @@ class KeyStore:
     own_certificate_lifetime: timedelta
 
     @staticmethod
-    def create(folder: Path, federation: FederationName, now: datetime) -> None:
-        """Make the authority and the identity key; refuses a folder that already holds one."""
+    def create(
+        folder: Path,
+        federation: FederationName,
+        now: datetime,
+        *,
+        authority_key: ec.EllipticCurvePrivateKey | None = None,
+        own_key: Ed25519PrivateKey | None = None,
+    ) -> None:
+        """Make the authority and the identity key, of keys that lie in a token or of new ones; refuses a folder that
+        already holds one."""
         require_none(folder)
         files.make_private_folder(folder)
-        pem = identity_key.identity_key_to_pem(identity_key.new_identity_key())
-        key_file.write_key(folder / "identity.key", pem, os.environ)
-        Authorities.create(folder, federation, now)
+        own_key = own_key or identity_key.new_identity_key()
+        key_file.write_key(folder / "identity.key", key_text(own_key), os.environ)
+        Authorities.create(folder, federation, now, authority_key)
 
     @classmethod
     def load(
@@ -128,7 +138,7 @@ class KeyStore:
         return cls(
             folder=folder,
             authorities=Authorities.load(folder),
-            identity=identity_key.identity_key_from_pem(key_file.read_key(folder / "identity.key", os.environ)),
+            identity=identity_key_of(key_file.read_key(folder / "identity.key", os.environ)),
             hosts=tuple(hosts),
             enrolment_host=enrolment_host,
             enrolment_port=enrolment_port,

@@ -44,9 +44,9 @@ from lorica_security.daemon.listen_address import address, require_bindable
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName, Identity, Role, federation_name
-from lorica_security.identity.identity_key import identity_key_from_pem
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.on_disk.log_file import segments
+from lorica_security.pkcs11_keys.reference import identity_key_of
 from lorica_security.privacy.ledger import check_head, head_of
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanOfAnotherRelease
@@ -169,7 +169,7 @@ def _go_on_from(
     log: Path, folder: CoordinatorFolder, settings: Settings, federation: FederationName, environment: Mapping[str, str]
 ) -> CaughtUp:
     """Take `log` over in place of the one that was in the backup, and what it tells into the records."""
-    key = identity_key_from_pem(key_file.read_key(folder.identity_key, environment)).public_key()
+    key = identity_key_of(key_file.read_key(folder.identity_key, environment)).public_key()
     writer = Identity(federation, Role.COORDINATOR).uri
     reading, since = later_log(log, folder.audit, writer=writer, key=key)
     done = catch_up(settings.state_folder / "state.sqlite", federation, reading, since)

@@ -37,6 +37,7 @@ from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
+from silo_wire.transport import keep_chunks_in_memory
 
 PIECES = 2500
 """Of the tokenizer: about as many as this project's public text has words for; fewer where a model has no room for
@@ -102,6 +103,7 @@ class _Stopwatch:
 
 
 def measure(task: Task) -> Measured:
+    keep_chunks_in_memory()  # as a silo's agent does
     device = torch.device(task.device)
     if task.threads:
         torch.set_num_threads(task.threads)

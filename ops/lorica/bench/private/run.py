@@ -1,12 +1,13 @@
 """`lorica bench-dp`: what private training costs beside plain training, in time and in memory.
 
-One way after the other, each in a process of its own; ratios are of one run. What is timed is one step of `batch`
-records.
+One way after the other, turn by turn, each in a process of its own; figures are medians over the turns, and ratios
+medians of those within a turn. What is timed is one step of `batch` records.
 """
 
 import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ class Choice:
     batch: int
     physical: int
     steps: int
+    turns: int
     device: str
     threads: int
     out: Path | None
@@ -38,9 +40,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One way at one size. Ratios are to the way that it stands beside, and None where that was not measured."""
+    """One way at one size: medians over `turns`. Ratios are to the way that it stands beside, and None where that was
+    not measured."""
 
     task: Task
+    turns: int
     measured: Measured
     beside: str | None
     time_ratio: float | None
@@ -51,6 +55,7 @@ class Entry:
         noise = self.measured.noise_s / self.measured.step_s
         return {
             **asdict(self.task),
+            "turns": self.turns,
             **{key: round(value, 4) for key, value in asdict(self.measured).items()},
             "noise_share": round(noise, 4),
             "beside": self.beside,
@@ -68,6 +73,7 @@ def choice(
     batch: int,
     physical: int,
     steps: int,
+    turns: int,
     device: str,
     threads: int,
     out: Path | None,
@@ -85,6 +91,7 @@ def choice(
         batch=batch,
         physical=physical,
         steps=steps,
+        turns=turns,
         device=device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu"),
         threads=threads,
         out=out,
@@ -105,9 +112,8 @@ def run_bench_dp(chosen: Choice, console: Console) -> list[Entry]:
 
 
 def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
-    done: dict[str, Measured] = {}
-    for name in chosen.ways:
-        task = Task(
+    tasks = {
+        name: Task(
             way=name,
             size=size,
             batch=chosen.batch,
@@ -116,19 +122,48 @@ def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
             device=chosen.device,
             threads=chosen.threads,
         )
-        with console.status(f"{size}: {name}"):
-            told = measured_apart("lorica.bench.private.measure", asdict(task), name=f"{size}, {name}")
-            done[name] = measured = Measured(**told)
+        for name in chosen.ways
+    }
+    done: dict[str, list[Measured]] = {name: [] for name in tasks}
+    for turn in range(chosen.turns):
+        for name, task in tasks.items():
+            with console.status(f"{size}: {name}, {turn + 1} of {chosen.turns}"):
+                told = measured_apart("lorica.bench.private.measure", asdict(task), name=f"{size}, {name}")
+                done[name].append(Measured(**told))
+    for name, task in tasks.items():
         beside = WAYS[name].beside
-        other = done.get(beside) if beside is not None else None
+        others = done.get(beside) if beside is not None else None
         yield Entry(
             task=task,
-            measured=measured,
+            turns=chosen.turns,
+            measured=_median(done[name]),
             beside=beside,
-            time_ratio=None if other is None else round(measured.step_s / other.step_s, 3),
-            cpu_ratio=None if other is None else round(measured.cpu_s / other.cpu_s, 3),
-            memory_ratio=None if other is None else round(measured.peak_bytes / other.peak_bytes, 3),
+            time_ratio=_ratio("step_s", done[name], others),
+            cpu_ratio=_ratio("cpu_s", done[name], others),
+            memory_ratio=_ratio("peak_bytes", done[name], others),
         )
+
+
+def _median(turns: Sequence[Measured]) -> Measured:
+    """Field by field; of counts the lower one in the middle, which is one."""
+    step_s, cpu_s, noise_s = (
+        statistics.median(getattr(one, field) for one in turns) for field in ("step_s", "cpu_s", "noise_s")
+    )
+    return replace(
+        turns[0],
+        step_s=step_s,
+        cpu_s=cpu_s,
+        noise_s=noise_s,
+        peak_bytes=statistics.median_low(one.peak_bytes for one in turns),
+    )
+
+
+def _ratio(field: str, turns: Sequence[Measured], others: Sequence[Measured] | None) -> float | None:
+    """The median of the turns' ratios."""
+    if others is None:
+        return None
+    ratios = (getattr(one, field) / getattr(other, field) for one, other in zip(turns, others, strict=True))
+    return round(statistics.median(ratios), 3)
 
 
 def _table(found: Sequence[Entry]) -> Table:

@@ -32,6 +32,7 @@ from silo_wire.model_folders.seeded_tokenizer import train_tokenizer
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import size_named
 from silo_wire.public_text import public_text
+from silo_wire.transport import keep_chunks_in_memory
 
 _Training = Callable[[], object]
 
@@ -59,6 +60,7 @@ class Stopwatch:
 
 
 def measure(task: Task) -> Measured:
+    keep_chunks_in_memory()  # as a silo's agent does
     device = torch.device(task.device)
     if task.threads:
         torch.set_num_threads(task.threads)
