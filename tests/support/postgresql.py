@@ -28,9 +28,15 @@ class PostgresqlServer:
 
     def restart(self, *, meanwhile: Callable[[], None]) -> None:
         """Cut all connections and stop, at once; start again once `meanwhile` is done."""
+        self.stop()
+        meanwhile()
+        self.start_again()
+
+    def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
-        meanwhile()
+
+    def start_again(self) -> None:
         object.__setattr__(self, "process", self.start())
         _wait_until_ready(self, _binaries())
 
