@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -44,6 +44,7 @@ from silo_agent.edges.memory.masking_journal import masking_journal
 from silo_agent.edges.memory.trust_store import trust_store
 from silo_agent.edges.personal.own_scores import own_scores
 from silo_agent.edges.personal.personal_keeper import QUIET_S, PersonalKeeper
+from silo_agent.edges.ranks.launching import check_launch
 from silo_agent.edges.wire.backoff import Backoff
 from silo_agent.edges.wire.calls.repeated_calls import Traffic
 from silo_agent.edges.wire.certificate import SiloCertificate
@@ -119,7 +120,9 @@ async def run_agent(
             if personal is not None and _is_loopback(settings.metrics.listen):
                 metrics.model_scores(lambda: _model_scores(folder))
             told = _told_of_answers(ground, metrics if _is_loopback(settings.metrics.listen) else None, display)
-            await _serve(ground, _watched(ground, metrics, display, personal), _trainer(ground, told), personal)
+            with ExitStack() as ends:
+                trainer = _trainer(ground, told, ends)
+                await _serve(ground, _watched(ground, metrics, display, personal), trainer, personal)
 
 
 def _personal_keeper(ground: Ground, display: TerminalDisplay | LogDisplay) -> PersonalKeeper | None:
@@ -167,14 +170,16 @@ def _told_of_answers(ground: Ground, metrics: SiloMetrics | None, display: Termi
     return told
 
 
-def _trainer(ground: Ground, on_answers: OnAnswers) -> TrainerPort:
+def _trainer(ground: Ground, on_answers: OnAnswers, ends: ExitStack) -> TrainerPort:
     entropy = own_entropy(ground.folder.own_entropy)
+    training = ground.settings.training
+    check_launch(training)
 
     def make() -> TrainerPort:
         # Here, not above: torch takes seconds to import.
         from silo_agent.edges.workshop.workshop import Workshop
 
-        return Workshop(
+        own = Workshop(
             settings=ground.settings,
             policy=ground.policy,
             sources=ground.sources,
@@ -182,6 +187,19 @@ def _trainer(ground: Ground, on_answers: OnAnswers) -> TrainerPort:
             on_private_data=ground.sharing.register,
             on_answers=on_answers,
         )
+        if not training.processes:
+            return own
+        from silo_agent.edges.ranks.rank_trainer import RankTrainer
+
+        together = RankTrainer(
+            own,
+            settings=ground.settings,
+            policy=ground.policy,
+            folder=ground.folder.ranks,
+            entropy=ground.folder.own_entropy,
+        )
+        ends.callback(together.close)
+        return together
 
     return LateWorkshop(make)
 

@@ -8,10 +8,11 @@
 Relative paths are taken from the folder of silo.toml.
 """
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lorica_security.console.strict_toml import Section, parse_toml
 from lorica_security.daemon.listen_address import AddressOrNone
@@ -29,9 +30,41 @@ class DatabaseSection(Section):
     max_unpacked_bytes: Annotated[int, Field(ge=1, le=1 << 44)] = 32 << 30  # of a db.sqlite.gz beside the data
 
 
+def _unpickles(launch: list[str]) -> str:
+    """The option by which torchrun has a rendezvous of its own, whose state is a pickle; "" where it has none."""
+    for word, following in zip_longest(launch, launch[1:], fillvalue=""):
+        name, _, value = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
+        if name == "standalone":
+            return word
+        if name == "rdzv-backend" and (value or following) != "static":
+            return f"{name} {value or following}"
+        if name == "nnodes" and ":" in (value or following):  # elastic: c10d
+            return f"{name} {value or following}"
+    return ""
+
+
 class TrainingSection(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = "auto"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: PyTorch's own choice
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: PyTorch's own choice; of a rank, its share of the cores
+    processes: Annotated[int, Field(ge=0, le=1024)] = 0  # that train together, called ranks; 0: the agent's own alone
+    # what starts the ranks, {processes} being their number: ["srun", "--ntasks={processes}"]; empty: the agent, here
+    launch: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default_factory=list, max_length=100)
+    # the network interface that ranks listen on, without TLS or authentication; lo: nobody else's machine hears it
+    rank_interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,15}$")] = "lo"
+    rank_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0  # without a step: ranks are started again
+
+    @model_validator(mode="after")
+    def _check_launch(self) -> "TrainingSection":
+        if self.launch and not self.processes:
+            raise ValueError("[training] launch starts ranks, and processes is 0: set processes to their number")
+        if wrong := _unpickles(self.launch):
+            raise ValueError(
+                f"[training] launch has torchrun with {wrong}, whose store listens on every address of the machine and "
+                "unpickles what anybody writes there: leave launch out where all ranks run on one machine, else give "
+                "torchrun --rdzv-backend=static, or start ranks by srun"
+            )
+        return self
 
 
 class SqlSection(Section):

@@ -149,7 +149,12 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
     from silo_agent.edges.memory.silo_record import record_of
     from silo_agent.policy.silo_policy import SiloPolicy
 
-    return SiloPolicy(rules=settings.policy, silo=credentials.silo, record=record_of(folder, credentials))
+    return SiloPolicy(
+        rules=settings.policy,
+        silo=credentials.silo,
+        record=record_of(folder, credentials),
+        processes=settings.training.processes,
+    )
 
 
 @contextmanager

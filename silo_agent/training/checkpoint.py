@@ -32,6 +32,7 @@ from lorica_security.host import files
 from silo_agent.service.ports import Notice
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
 
 FORMAT = 3
@@ -46,7 +47,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 class TrainingIdentity:
     """What a local training's result depends on; the plan's digest covers all its settings, the seed included.
 
-    `control`: the update whose control state it goes on with, where drift is corrected.
+    `control`: the update whose control state it goes on with, where drift is corrected. `world`: the ranks that train
+    together, and `backend` what they meet by; sums over another number of them have other bits.
     """
 
     plan: Digest
@@ -59,6 +61,8 @@ class TrainingIdentity:
     torch: str
     transformers: str
     control: Digest | None = None
+    world: int = 1
+    backend: str = ""
     format: int = FORMAT
 
 
@@ -67,7 +71,8 @@ class TrainingState:
     """Where a local training stands after a whole epoch; the tensors are training's own, not copies.
 
     `optimizer` is the state of torch's state_dict, by the parameter's index; `random` holds uint8 states, on the CPU;
-    `kept` is what the objective remembers, such as a teacher's parameters.
+    `kept` is what the objective remembers, such as a teacher's parameters. Ranks that train together hold the same but
+    for their random states, which are all here: so one file is the checkpoint of all, and is committed at once.
     """
 
     epochs: int
@@ -84,10 +89,17 @@ class CheckpointFile:
     """Where one training keeps its checkpoint. No method raises for what the disk does."""
 
     def __init__(
-        self, path: Path, training: TrainingIdentity, *, update_bytes: int, notice: Notice, every_s: float = 0.0
+        self,
+        path: Path,
+        training: TrainingIdentity,
+        *,
+        update_bytes: int,
+        notice: Notice,
+        every_s: float = 0.0,
+        read_only: bool = False,
     ) -> None:
         """`update_bytes` is the room that a checkpoint has to leave; `every_s` how much training it must be worth, in
-        seconds.
+        seconds. `read_only`: it is rank 0 that writes and deletes it.
 
         `notice` hears of `training-resumed`, `checkpoint-ignored` and `checkpoint-not-written`.
         """
@@ -96,7 +108,7 @@ class CheckpointFile:
         self._update_bytes = update_bytes
         self._notice = notice
         self._every_s, self._saved_s = every_s, 0.0
-        self._given_up = False
+        self._read_only = self._given_up = read_only
 
     def load(self, device: torch.device) -> TrainingState | None:
         """What an earlier process left of this very training, its tensors on `device`; else None, and the file is
@@ -154,6 +166,8 @@ class CheckpointFile:
             )
 
     def _delete(self) -> None:
+        if self._read_only:
+            return
         for path in (self._part, self._path):
             with suppress(OSError):  # on a disk that refuses even this, what is left is replaced or ignored later
                 path.unlink(missing_ok=True)
@@ -168,6 +182,7 @@ def training_identity(
     examples: EncodedExamples,
     device: torch.device,
     control: Digest | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainingIdentity:
     """Of a training that runs in this process, with its versions and its number of threads."""
     return TrainingIdentity(
@@ -181,6 +196,8 @@ def training_identity(
         torch=str(torch.__version__),
         transformers=transformers.__version__,
         control=control,
+        world=ranks.world,
+        backend=ranks.backend,
     )
 
 

@@ -26,6 +26,7 @@ from silo_agent.training.local_optimizer import learning_rate_factor, local_opti
 from silo_agent.training.loss_log import LossLog
 from silo_agent.training.loss_reduction import sample_loss
 from silo_agent.training.model.model import T5
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_agent.training.task_loss import summed_loss
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
@@ -63,6 +64,7 @@ def train_locally(
     should_stop: Callable[[], bool],
     clock: Callable[[], float],
     objective: Objective | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainingSummary:
     """Train `model` in place on all of `examples` for `section.epochs`, or for `section.steps` optimizer steps; the
     epochs that `checkpoint` holds are not repeated.
@@ -70,12 +72,16 @@ def train_locally(
     `sample`: the examples whose loss is evaluated before and after; None where losses are logged. `parameters` are the
     model's own in a fixed order; `round_parameters`, in the same order, are needed for FedProx alone; `correction`, in
     that order too, is what is added to each gradient. `objective` is what is trained for in place of the task loss.
+    `ranks`: the processes that train together, of which this is one; none of them has an objective.
+
     Data order and dropout depend on `seed` alone; the process's random state is left as it was. Raises TrainingStopped
     soon after `should_stop()` turns true, TrainingDiverged for a loss or gradient that is not finite.
     """
     began = clock()
     # Of the round model, therefore before a checkpoint takes its place.
-    before = None if sample is None else sample_loss(model, examples, sample, section, should_stop=should_stop)
+    before = (
+        None if sample is None else sample_loss(model, examples, sample, section, should_stop=should_stop, ranks=ranks)
+    )
     device = parameters[0].device
     generator = begun(torch.Generator(), seed)
     optimizer = local_optimizer(section, parameters)
@@ -87,9 +93,9 @@ def train_locally(
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         computed_again(model, wanted=section.gradient_checkpointing),
     ):
-        begin_all(seed)
-        if checkpoint is not None and (state := checkpoint.load(device)) is not None:
-            _take_over(state, parameters, optimizer, generator, kept)
+        begin_all(ranks.seed(seed))
+        if checkpoint is not None and (state := _agreed(checkpoint.load(device), ranks, device)) is not None:
+            _take_over(state, parameters, optimizer, generator, kept, ranks)
             epoch, step, earlier_s, log = state.epochs, state.steps, state.seconds, state.log
             del state  # or its copy of the parameters would stay
         while step < steps:
@@ -100,7 +106,8 @@ def train_locally(
                 group = batches[start : start + section.gradient_accumulation]
                 optimizer.zero_grad()
                 if objective is None:
-                    loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop)
+                    loss_sum, tokens = accumulate_gradient(model, examples, group, section, device, should_stop, ranks)
+                    ranks.sum_gradients(parameters)
                 else:
                     loss_sum, tokens = objective.add_gradient(group, should_stop)
                 if not math.isfinite(loss_sum):
@@ -139,7 +146,7 @@ def train_locally(
                         log=log,
                         parameters=parameters,
                         optimizer=optimizer.state_dict()["state"],
-                        random=_random_states(generator, device),
+                        random=ranks.states(_random_states(generator, device)),
                         kept=kept if objective is None else objective.kept(),
                     )
                 )
@@ -154,7 +161,7 @@ def train_locally(
     first, last = log.losses[0], log.losses[-1]
     largest, least = max(log.losses), min(log.losses)
     if sample is not None and before is not None:
-        first, last = before, sample_loss(model, examples, sample, section, should_stop=should_stop)
+        first, last = before, sample_loss(model, examples, sample, section, should_stop=should_stop, ranks=ranks)
         largest, least = first, min(first, last)
     return TrainingSummary(
         examples=len(examples),
@@ -181,15 +188,25 @@ def _take_over(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
     kept: Sequence[torch.Tensor],
+    ranks: Ranks,
 ) -> None:
     with torch.no_grad():
         for parameter, value in zip((*parameters, *kept), (*state.parameters, *state.kept), strict=True):
             parameter.copy_(value)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state.optimizer})
-    generator.set_state(state.random["order"])
-    torch.set_rng_state(state.random["cpu"])
-    if "cuda" in state.random:
-        torch.cuda.set_rng_state(state.random["cuda"], parameters[0].device)
+    random = ranks.own_states(state.random)
+    generator.set_state(random["order"])
+    torch.set_rng_state(random["cpu"])
+    if "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], parameters[0].device)
+
+
+def _agreed(state: TrainingState | None, ranks: Ranks, device: torch.device) -> TrainingState | None:
+    """`state` where every rank read the same; None, and training begins anew, where one of them did not."""
+    steps = -1 if state is None else state.steps
+    every = torch.zeros(ranks.world, dtype=torch.int64, device=device)
+    every[ranks.rank] = steps
+    return state if len(set(ranks.sum(every).tolist())) == 1 else None
 
 
 def accumulate_gradient(
@@ -199,21 +216,27 @@ def accumulate_gradient(
     section: TrainingSection,
     device: torch.device,
     should_stop: Callable[[], bool],
+    ranks: Ranks = ALONE,
 ) -> tuple[float, int]:
-    """Add the gradient of the group's token-mean loss; its summed loss and its number of target tokens."""
+    """Add the gradient of the group's token-mean loss; its summed loss and its number of target tokens.
+
+    The gradient is that of this rank's share of the group, of whose tokens the mean is; loss and tokens are all ranks'.
+    """
     group = list(group)
     tokens = sum(counted_tokens(examples.targets[index]) for indices in group for index in indices)
     total = torch.zeros((), device=device)
     pad = model.config.pad_token_id
-    for indices in group:
-        if should_stop():
+    if ranks.world > 1 and ranks.any(should_stop()):
+        raise TrainingStopped
+    for indices in ranks.share(group):
+        if ranks.world == 1 and should_stop():
             raise TrainingStopped
         batch = collate(examples, indices, pad=pad, device=device)
         with autocast(device, section.precision):
             loss = summed_loss(model, batch)
         torch.autograd.backward(loss / max(1, tokens))
         total += loss.detach()
-    return float(total), tokens
+    return float(ranks.sum(total)), tokens
 
 
 def _add_proximal_term(

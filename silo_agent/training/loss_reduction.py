@@ -11,6 +11,7 @@ A plan may have a silo tell a moving average of its reductions over rounds, what
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -20,6 +21,7 @@ from silo_agent.training.data.batches import EncodedExamples, collate, sorted_ba
 from silo_agent.training.device import autocast
 from silo_agent.training.draws import Seed, begun
 from silo_agent.training.model.model import T5
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_agent.training.task_loss import example_means
 from silo_wire.messages import TrainingSummary
 from silo_wire.plans.sections.training import TrainingSection
@@ -44,24 +46,33 @@ def sample_loss(
     section: TrainingSection,
     *,
     should_stop: Callable[[], bool],
+    ranks: Ranks = ALONE,
 ) -> float:
-    """In the plan's precision, as training computes it; the model is left in the mode that it was in.
+    """In the plan's precision, as training computes it; the model is left in the mode that it was in. Each rank
+    evaluates its share of the batches, and what comes of it is the same with any number of ranks.
 
     Raises TrainingStopped soon after `should_stop()` turns true, TrainingDiverged for a loss that is not finite.
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    losses: list[float] = []
+    batches = list(sorted_batches(examples, chosen=sample, batch_size=section.batch_size))
+    means = torch.zeros(len(sample), dtype=torch.float32, device=device)
+    begins = [0, *accumulate(map(len, batches))]
     try:
-        for indices in sorted_batches(examples, chosen=sample, batch_size=section.batch_size):
-            if should_stop():
+        for number in range(0, len(batches), ranks.world):
+            if ranks.any(should_stop()):
                 raise TrainingStopped
+            if number + ranks.rank >= len(batches):
+                continue
+            indices, begin = batches[number + ranks.rank], begins[number + ranks.rank]
             batch = collate(examples, indices, pad=model.config.pad_token_id, device=device)
             with autocast(device, section.precision):
-                losses += example_means(model, batch).tolist()
+                means[begin : begin + len(indices)] = example_means(model, batch)
     finally:
         model.train(was_training)
+    # Each number is of one rank, and 0 of the others: the sum is exact.
+    losses: list[float] = ranks.sum(means).tolist()
     if not math.isfinite(loss := math.fsum(losses) / len(losses)):
         raise TrainingDiverged(
             f"training diverged: the loss of {len(losses)} examples in evaluation is {loss}: "

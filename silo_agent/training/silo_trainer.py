@@ -37,6 +37,7 @@ from silo_agent.training.local_trainer import Objective, Progress, train_locally
 from silo_agent.training.loss_reduction import MOST_EXAMPLES, averaged, drawn_sample
 from silo_agent.training.model.plan_model import PlanModel
 from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_agent.training.semi_supervised.answer_filter import AnswerFilter
 from silo_agent.training.semi_supervised.consistency import Consistency, dropout_of
 from silo_agent.training.semi_supervised.span_corruption import Questions, SpanCorruption
@@ -44,6 +45,7 @@ from silo_agent.training.tasks.named import task_of
 from silo_agent.training.update.client_update import Feedback, write_update
 from silo_agent.training.update.control_state import ControlStates
 from silo_agent.training.update.masked_vector import own_share
+from silo_agent.training.update.parts import part_of
 from silo_agent.training.update.residual import Residuals
 from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import Digest, canonical_json
@@ -76,12 +78,13 @@ class SiloTrainer:
         base: RoundModel | None = None,
         model: PlanModel | None = None,
         own_entropy: bytes | None = None,
+        ranks: Ranks = ALONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`model` is one that silos of one process share; without one it is made here, and raises what PlanModel does.
 
         `own_entropy`: 32 bytes that only this silo knows, which order of data and dropout come from under masks; None:
-        drawn here.
+        drawn here. `ranks`: the processes that train together, each of which makes the same calls of `train`.
 
         Raises DataError for data that were read for another task.
         """
@@ -97,6 +100,7 @@ class SiloTrainer:
         self._data = data
         self._silo = silo
         self._clock = clock
+        self._ranks = ranks
         self._own_entropy = own_entropy or secrets.token_bytes(blake3.key_size)
         self._model = model or PlanModel(bundle, settings, base=base)
         self._shows_schema = self._section.schema_in_input and self._task.shows_schema
@@ -213,18 +217,24 @@ class SiloTrainer:
                     should_stop=should_stop,
                     clock=self._clock,
                     objective=objective,
+                    ranks=self._ranks,
                 )
+                self._ranks.require_same("the model after training", parameters)
             summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
+        layout = self._model.bundle.update_layout
+        part = part_of(layout, model, self._model.item_bytes(model), self._ranks)
         written = write_update(
             update_path,
-            self._model.bundle.update_layout,
+            layout,
             parameters=self._model.parameters,
-            round_model=self._model.reader(model_path, model),
+            round_model=self._model.reader(model_path, model, part),
             feedback=Feedback(residuals=residuals, included=included_update),
             spread=self._spread(round_number, summary),
             resting={spec.name for spec in self._model.parameters.specs} - trained.keys(),
             most=self._plan.aggregation.max_delta_norm or math.inf,
+            part=part,
+            ranks=self._ranks,
         )
         if states is not None:
             states.keep(
@@ -430,6 +440,7 @@ class SiloTrainer:
             examples=self.encoded("train"),
             device=self._model.device,
             control=included if self._plan.corrects_drift else None,
+            ranks=self._ranks,
         )
         update = self._model.bundle.update_layout
         residual_bytes = 0 if update.dtype == self._layout.dtype else self._layout.total_bytes
@@ -440,6 +451,7 @@ class SiloTrainer:
             update_bytes=update.total_bytes + residual_bytes + control_bytes,
             notice=notice,
             every_s=every_s,
+            read_only=self._ranks.rank > 0,
         )
 
     def _chosen(self, split: Split, most: int) -> list[int]:

@@ -49,7 +49,12 @@ def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
 
 
 def _cell(one: Mapping[str, Any], first: Mapping[str, Any], key: str, digits: int, unit: float = 1) -> str:
-    """A figure of `one`, in units, and what multiple it is of that of `first`, where they are two and there is one."""
+    """A figure of `one`, in units, and what multiple it is of that of `first`, where they are two and there is one.
+
+    Memory is beyond that of the process as it began, of which the kernel may have taken pages back.
+    """
+    if one[key] < 0:
+        return "less than at its start"
     text = f"{one[key] / unit:,.{digits}f}"
     return text if one is first or first[key] <= 0 else f"{text} ({one[key] / first[key]:.1f} x)"
 

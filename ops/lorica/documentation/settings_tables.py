@@ -131,7 +131,14 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, "
     "and with fewer in `dev.jsonl` no scores leave.",
     "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
-    "training.threads": "Threads of PyTorch. 0: its own choice.",
+    "training.threads": "Threads of PyTorch. 0: its own choice; of a rank, its share of the machine's cores.",
+    "training.processes": "[Ranks](#training-in-several-processes): processes that train together. 0: the agent's own "
+    "alone.",
+    "training.launch": "Program and arguments that start the ranks, `{processes}` being their number, such as "
+    '`["srun", "--ntasks={processes}"]`. Empty: the agent starts them on its own machine.',
+    "training.rank_interface": "Network interface that ranks listen on. What they say there has neither TLS nor "
+    "authentication: `lo` is heard on this machine alone.",
+    "training.rank_timeout_s": "Seconds without a step after which ranks are ended and started again.",
     "sql.seconds": "Time for one statement, in seconds.",
     "sql.rows": "Most rows of a result.",
     "sql.result_bytes": "Most bytes of a result.",

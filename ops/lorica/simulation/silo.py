@@ -107,7 +107,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
         return cls(
             folder=folder,
             settings=settings,
-            policy=SiloPolicy(rules=settings.policy, silo=credentials.silo),
+            policy=SiloPolicy(rules=settings.policy, silo=credentials.silo, processes=settings.training.processes),
             credentials=credentials,
             journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo, synced=False),
         )

@@ -10,6 +10,8 @@ from lorica_security.errors import ConfigurationError, MalformedMessage
 from lorica_security.host.process_lock import holder
 from silo_agent.edges.check.misconfigurations import Mistake
 from silo_agent.edges.disk.silo_folder import SiloFolder
+from silo_agent.edges.ranks.launching import check_launch
+from silo_agent.settings import TrainingSection
 from silo_agent.sql_sandbox import Walls
 from silo_agent.training.data.spool import MEMORY_BYTES
 from silo_agent.training.data.text_to_sql_data import split_paths
@@ -124,6 +126,11 @@ def check_device(wanted: str) -> str:
 
     with meaning(Mistake.DEVICE.value, ConfigurationError):
         return str(chosen_device(DeviceSettings(device=wanted)))
+
+
+def check_processes(training: TrainingSection) -> str:
+    with meaning(Mistake.LAUNCH.value, ConfigurationError):
+        return check_launch(training)
 
 
 def check_metrics_port(folder: SiloFolder, listen: str) -> str:

@@ -245,6 +245,12 @@ class Mistake(Enum):
         "`[training] device` names a GPU that PyTorch does not find",
         'set it to "auto" or "cpu", or install the driver and a PyTorch for it',
     )
+    LAUNCH = Misconfiguration(
+        "launch-wrong",
+        "processes",
+        "`[training] launch` begins with a program that is not there, or `rank_interface` is no network interface",
+        "install the program or give its path; leave both out where all ranks run on this machine",
+    )
     METRICS_PORT = Misconfiguration(
         "metrics-port-taken",
         "metrics port",

@@ -50,6 +50,7 @@ from silo_agent.edges.check.machine_checks import (
     check_free_memory,
     check_jail,
     check_metrics_port,
+    check_processes,
     check_spool_room,
     disk_need,
 )
@@ -143,7 +144,12 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             checks.skip(*rules_checked, because="silo.toml cannot be used")
         else:
             rules = settings.policy
-            policy = SiloPolicy(rules=rules, silo=credentials.silo, record=record_of(folder, credentials))
+            policy = SiloPolicy(
+                rules=rules,
+                silo=credentials.silo,
+                record=record_of(folder, credentials),
+                processes=settings.training.processes,
+            )
             await run(RECORD, lambda: check_record(policy))
             if bundle is None:
                 checks.skip("plan and policy", because="no plan was offered yet")
@@ -173,6 +179,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
             "disk",
             LINES_ON_DISK,
             "device",
+            "processes",
             "metrics port",
             "data",
             CUT,
@@ -194,6 +201,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
     )
     no_room = checks.done[-1].outcome is Outcome.FAILED
     await run("device", lambda: check_device(given.training.device))
+    await run("processes", lambda: check_processes(given.training))
     await run("metrics port", lambda: check_metrics_port(folder, given.metrics.listen))
     sources = ground.sources(given)
     read_for = None if bundle is None else bundle.plan

@@ -72,6 +72,11 @@ class SiloFolder:
         return self.root / "updates"
 
     @property
+    def ranks(self) -> Path:
+        """What goes between the agent and the processes that it trains in, while there are any."""
+        return self.root / "ranks"
+
+    @property
     def personal(self) -> Path:
         """Models of this silo's own and their scores: none of it leaves."""
         return self.root / "personal"

@@ -85,8 +85,12 @@ class PlanModel:
                 trained[spec.name] = parameter
         return trained
 
-    def reader(self, path: Path, model: Manifest) -> VectorReader:
-        return VectorReader(path, model, self._layout_of(model), self._mark)
+    def reader(self, path: Path, model: Manifest, part: range | None = None) -> VectorReader:
+        return VectorReader(path, model, self._layout_of(model), self._mark, part)
+
+    def item_bytes(self, model: Manifest) -> int:
+        """Of a number of `model`."""
+        return self._layout_of(model).item_bytes
 
     def mapped(self, path: Path, model: Manifest, names: Collection[str] | None = None) -> list[torch.Tensor]:
         """The model in `path` as tensors, or those of `names`; on the CPU a private mapping of its file, whose pages

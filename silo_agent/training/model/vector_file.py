@@ -28,23 +28,28 @@ _MOST_BUFFERS = 1000
 """In one system call; Linux takes 1024."""
 
 
-def blocks(elements: int) -> Iterator[tuple[int, int]]:
-    """The vector's elements in blocks that stay in cache: first element, and the one after the last."""
-    for begin in range(0, elements, BLOCK_ELEMENTS):
-        yield begin, min(begin + BLOCK_ELEMENTS, elements)
+def blocks(elements: int, begin: int = 0) -> Iterator[tuple[int, int]]:
+    """The vector's elements from `begin` on in blocks that stay in cache: first element, and the one after the last."""
+    for start in range(begin, elements, BLOCK_ELEMENTS):
+        yield start, min(start + BLOCK_ELEMENTS, elements)
 
 
 class VectorReader:
-    """A round model's file, read once from its start to its end, as float32 whatever it holds.
+    """A round model's file, or whole chunks of it, read once from start to end, as float32 whatever it holds.
 
     Raises IntegrityError for a file that is not what its manifest says, StorageError for one that cannot be read.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, layout: Layout, mark: FileMark | None) -> None:
-        """`mark` is of the file when this process last checked it; None where it never did."""
+    def __init__(
+        self, path: Path, manifest: Manifest, layout: Layout, mark: FileMark | None, part: range | None = None
+    ) -> None:
+        """`mark` is of the file when this process last checked it; None where it never did. `part`: the elements that
+        are read, None: all; it begins with a chunk, and ends with one or with the vector."""
         self._path, self._manifest, self._layout = path, manifest, layout
         self._known = mark
-        self._position = 0
+        part = range(layout.parameters) if part is None else part
+        self._position, self._end = part.start * layout.item_bytes, part.stop * layout.item_bytes
+        self._first = self._position // manifest.chunk_bytes
         self._bits: BitsBlock = np.empty(BLOCK_ELEMENTS if layout.dtype == "bfloat16" else 0, dtype=np.uint16)
 
     def __enter__(self) -> Self:
@@ -81,12 +86,12 @@ class VectorReader:
             bits = bits[len(target) :]
 
     def checked(self) -> FileMark:
-        """The file's mark, now that every byte of it was read and found right."""
+        """The file's mark, now that every byte that was to be read is found right."""
         if self._digests is not None:
             self._digests.close()
             self._compare(self._digests)
-        if self._position != self._manifest.total_bytes:
-            raise IntegrityError(f"{self._position} of {self._manifest.total_bytes} bytes of a round model were read")
+        if self._position != self._end:
+            raise IntegrityError(f"{self._position} of {self._end} bytes of a round model were read")
         return self._mark
 
     def _read_bytes(self, targets: list[memoryview]) -> None:
@@ -115,9 +120,10 @@ class VectorReader:
 
     def _compare(self, digests: ChunkDigests) -> None:
         for index in range(self._checked, len(digests.whole)):
-            if not compare_digest(digests.whole[index], self._manifest.chunk_digests[index]):
+            if not compare_digest(digests.whole[index], self._manifest.chunk_digests[self._first + index]):
                 raise IntegrityError(
-                    f"round model {self._path}: chunk {index} does not have the digest in its manifest: fetch it again"
+                    f"round model {self._path}: chunk {self._first + index} does not have the digest in its manifest: "
+                    "fetch it again"
                 )
         self._checked = len(digests.whole)
 
@@ -131,10 +137,11 @@ class VectorWriter:
     Whatever ends the writing before `finish` leaves a file that nothing may trust. Raises OSError.
     """
 
-    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, path: Path, chunk_bytes: int = CHUNK_BYTES, begin: int = 0) -> None:
+        """`begin`: the byte of the vector that is written first, with which a chunk begins."""
         self._descriptor = _opened(path)
         self._digests = ChunkDigests(chunk_bytes)
-        self._position = 0
+        self._position = begin
 
     def write(self, values: FloatBlock | BitsBlock | Bytes | Words) -> None:
         data = _bytes_of(values)
@@ -149,6 +156,11 @@ class VectorWriter:
         """Of all that was written; raises IntegrityError unless it is as long as a vector of `layout`."""
         return self._digests.manifest(layout)
 
+    def chunk_digests(self) -> Sequence[bytes]:
+        """Of what was written, the last chunk ended."""
+        self._digests.close()
+        return self._digests.whole
+
     def finish(self, trailer: bytes = b"") -> None:
         """`trailer` after the vector, and nothing after that."""
         self._append(trailer)
@@ -157,6 +169,9 @@ class VectorWriter:
     def sync(self) -> FileMark:
         """The file's mark, once what was written is on disk."""
         os.fsync(self._descriptor)
+        return self.mark()
+
+    def mark(self) -> FileMark:
         return FileMark.of(self._descriptor)
 
     def close(self) -> None:
@@ -195,9 +210,9 @@ class ChunkWriter:
 Writer = TypeVar("Writer", VectorWriter, ChunkWriter)
 
 
-def new_vector_file(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AbstractContextManager[VectorWriter]:
-    """A file to write an update to, which is gone after any error. Raises StorageError naming it."""
-    return _new_file(path, lambda path: VectorWriter(path, chunk_bytes))
+def new_vector_file(path: Path, chunk_bytes: int = CHUNK_BYTES, begin: int = 0) -> AbstractContextManager[VectorWriter]:
+    """A file to write an update to from byte `begin` on, gone after any error. Raises StorageError naming it."""
+    return _new_file(path, lambda path: VectorWriter(path, chunk_bytes, begin))
 
 
 def new_chunk_file(path: Path, layout: Layout) -> AbstractContextManager[ChunkWriter]:

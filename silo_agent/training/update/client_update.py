@@ -6,7 +6,7 @@ next is looked at. What the round did not train is zero, without noise, whatever
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,9 @@ from silo_agent.rounds.update import (
 )
 from silo_agent.training.model.model import BoundParameters
 from silo_agent.training.model.vector_file import VectorReader, VectorWriter, blocks, new_vector_file
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_agent.training.update.float_steps import binade
+from silo_agent.training.update.parts import joined
 from silo_agent.training.update.residual import ResidualReader, Residuals, ResidualWriter
 from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import Digest
@@ -62,6 +64,8 @@ def write_update(
     spread: Spread | None = None,
     resting: Collection[str] = (),
     most: float = math.inf,
+    part: range | None = None,
+    ranks: Ranks = ALONE,
 ) -> WrittenUpdate:
     """Write the update that `parameters` make of `round_model` to `path`, of type and order of `layout`; zeros for the
     `resting`, which are named and whose residual is kept for a round that trains them.
@@ -71,23 +75,28 @@ def write_update(
     leaves is kept for the new update, unless that has a norm above `most`: the coordinator then scales the update down,
     and not what is kept, which one training that overshoots would make longer than all that follow.
 
+    `ranks` each write their `part` of it, for which `round_model` reads that part and nothing else (parts.py), and all
+    of them come to the same; None: the whole.
+
     Raises TrainingDiverged for a value that is not finite or beyond the type's range, IntegrityError and StorageError
-    for the round model's file, StorageError for the update's. After an error there is no file.
+    for the round model's file, StorageError for the update's, AnotherRankFailed. After an error there is no file.
     """
-    narrow = layout.dtype != "float32"
+    part = range(layout.parameters) if part is None else part
+    narrow = layout.dtype != "float32" and len(part) > 0
     squares: list[float] = []
-    with (
-        new_vector_file(path, layout.chunk_bytes) as writer,
-        feedback.residuals.written(begun_with=feedback.included) if narrow else nullcontext() as left,
-    ):
+    with ExitStack() as open_here:
+        with ranks.all_or_none():
+            writer = open_here.enter_context(new_vector_file(path, layout.chunk_bytes, part.start * layout.item_bytes))
+            left = open_here.enter_context(feedback.residuals.written(begun_with=feedback.included)) if narrow else None
         encode = _float32_encoder(writer) if left is None else _NARROW[layout.dtype](writer, left)
         with (
+            ranks.all_or_none(),
             round_model as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
-            for block in _deltas(parameters, layout, reader, earlier, spread, resting):
+            for block in _deltas(parameters, layout, reader, earlier, spread, resting, part):
                 squares.append(encode(block))
-        written = finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
+        written = _finished_together(writer, path, layout, part, squares, ranks)
         if left is not None and written.norm <= most:
             left.keep_for(written.manifest.digest)
     return written
@@ -109,6 +118,23 @@ def finished(writer: VectorWriter, path: Path, layout: Layout, *, norm: float = 
     return WrittenUpdate(manifest=manifest, norm=norm, mark=mark)
 
 
+def _finished_together(
+    writer: VectorWriter, path: Path, layout: Layout, part: range, squares: Sequence[float], ranks: Ranks
+) -> WrittenUpdate:
+    """`part` of the update is written to `path`, and the others' as well: have it all on disk."""
+    if ranks.world == 1:
+        return finished(writer, path, layout, norm=math.sqrt(math.fsum(squares)))
+    all_of_it = joined(layout, part, writer.chunk_digests(), squares, ranks)
+    norm = math.sqrt(math.fsum(all_of_it.squares))
+    manifest = Manifest(layout.digest, layout.total_bytes, layout.chunk_bytes, all_of_it.digests)
+    with ranks.all_or_none():
+        if part.stop == layout.parameters and len(part):
+            writer.finish()
+        writer.sync()
+        files.sync_folder(path.parent)
+    return WrittenUpdate(manifest=manifest, norm=norm, mark=writer.mark())
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Of the update, with its squared norm, and the residual of each part of it that rests, which is zero in it."""
@@ -125,12 +151,13 @@ def _deltas(
     residual: ResidualReader | None,
     spread: Spread | None,
     resting: Collection[str],
+    elements: range,
 ) -> Iterator[_Block]:
     """Finite blocks of local - round model + residual, spread, each in the memory of the one before."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     sizes: FloatBlock = np.empty(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
     starts = dict(layout.placed())
-    for begin, end in blocks(parameters.elements):
+    for begin, end in blocks(elements.stop, elements.start):
         values = memory[: end - begin]
         round_model.read([values])
         at = 0

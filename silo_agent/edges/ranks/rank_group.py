@@ -1,0 +1,307 @@
+"""The ranks of one plan's training: started, compared with each other, called, watched, and ended.
+
+Whatever keeps a call from its end (a rank or the launcher that dies, a rank that hangs) is GroupLost, and the group is
+of no more use: whoever called starts another, which goes on from the checkpoint. What a rank says is wrong with data,
+model or disk is raised as it is.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Final, TypeVar
+
+import psutil
+
+from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.host.files import make_private_folder
+from silo_agent.edges.ranks import frames
+from silo_agent.edges.ranks.launching import rank_command, rank_environment
+from silo_agent.service.ports import Cancelled, Notice, Progress, TrainedUpdate
+from silo_agent.settings import TrainingSection
+
+LOOK_S: Final = 0.05
+"""Between two looks at what the ranks have written."""
+WATCH_S: Final = 1.0
+"""Between two looks whether they go on."""
+ALIVE_S: Final = 2.0
+"""Between two signs of the agent."""
+SAY_S: Final = 5.0
+"""For the other ranks to say what came of a call, once one has said that it failed."""
+END_S: Final = 10.0
+"""For a launcher of others to end its ranks, before the kernel does."""
+
+
+Said = TypeVar("Said", frames.Hello, frames.Ready)
+
+START_S: Final = 300.0
+"""For ranks to start, read the data and meet, where [training] rank_timeout_s is no longer: imports take seconds."""
+HEARD_S: Final = 40.0
+"""For ranks of other machines to hear that they are to end; a little more than they go on without an agent."""
+
+
+class GroupLost(StateError):
+    """This group of ranks came to nothing; another one may do what it was called for."""
+
+
+class RankGroup:
+    """`ended` is called once nothing of it runs any more."""
+
+    def __init__(
+        self, section: TrainingSection, start: frames.Start, bundle: bytes, own: dict[str, str], parent: Path
+    ) -> None:
+        """Start the ranks in a new folder below `parent`, and wait until they have met. `own` are the versions that
+        the agent runs.
+
+        Raises what a rank says is wrong, ConfigurationError for ranks that are not alike, GroupLost.
+        """
+        self._section, self._calls = section, count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._over = threading.Event()
+        self._hellos: list[frames.Hello] = []
+        self.whole = True
+        """Whether every rank said what came of the last call: only then is it there for another one."""
+        make_private_folder(parent)
+        for left in parent.glob("group-*"):
+            _end_left(left)
+        self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
+        try:
+            frames.put(self._folder / frames.PLAN, bundle)
+            start.write(self._folder / frames.START)
+            threading.Thread(target=self._show_life, daemon=True).start()
+            self._launch()
+            require_versions(self._awaited("hello", frames.Hello), own)
+            require_alike(self._awaited("ready", frames.Ready))
+        except OSError as error:
+            self.end()
+            raise StorageError(f"{self._folder} cannot be written ({error.strerror}): make room") from error
+        except BaseException:
+            self.end()
+            raise
+
+    def train(self, call: frames.Call, *, progress: Progress, notice: Notice, cancelled: Cancelled) -> TrainedUpdate:
+        """Raises what a rank raised, WorkCancelled, GroupLost."""
+        number, noticed, told = next(self._calls), count(1), 0.0
+        call.write(self._folder / f"call-{number}.json")
+        stop, next_notice = self._folder / f"stop-{number}", next(noticed)
+        outs: dict[int, frames.Done | frames.Raised] = {}
+        watch = _Watch(self._folder, self._section)
+        while len(outs) < self._section.processes:
+            if cancelled() and not stop.exists():
+                frames.put(stop, b"")
+            if (done := frames.number_in(self._folder / f"progress-{number}")) > told:
+                told = done
+                progress(min(done, 1.0))
+            while (said := frames.Notice.read(self._folder / f"notice-{number}-{next_notice}.json")) is not None:
+                notice(said.event, said.detail)
+                next_notice = next(noticed)
+            self._take(outs, number)
+            failed = [out for out in outs.values() if isinstance(out, frames.Raised)]
+            if failed and watch.said_long_ago():
+                break
+            if len(outs) < self._section.processes:
+                self._require_running()
+                watch.require_going_on(outs)
+                self._over.wait(LOOK_S)
+        self.whole = len(outs) == self._section.processes
+        self._sweep(number)
+        return self._result(outs)
+
+    def end(self) -> None:
+        """Ranks and launcher are gone when this returns, those of other machines within seconds."""
+        self._over.set()
+        with suppress(OSError):
+            frames.put(self._folder / frames.END, b"")
+        if self._process is not None:
+            self._kill(self._process)
+        _farewell(self._folder, self._hellos)
+
+    def _launch(self) -> None:
+        command = rank_command(self._section, self._folder)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, env=rank_environment(), start_new_session=True, cwd=self._folder
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"[training] launch cannot be run: {command[0]}: {error.strerror}: install it, or leave launch out "
+                "where all ranks run on this machine"
+            ) from error
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        if self._section.launch:  # whose ranks may be elsewhere, and are its own to end
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        with suppress(ProcessLookupError):
+            # Its session is its own: nobody else is in it.
+            _kill_session(process.pid)
+        process.wait()
+
+    def _show_life(self) -> None:
+        for number in count(1):
+            with suppress(OSError):  # a disk that is full for longer than AGENT_GONE_S ends the ranks
+                frames.put(self._folder / frames.ALIVE, str(number).encode())
+            if self._over.wait(ALIVE_S):
+                return
+
+    def _awaited(self, name: str, kind: type[Said]) -> list[Said]:
+        """What each rank says of itself."""
+        began, most = time.monotonic(), max(START_S, self._section.rank_timeout_s)
+        said: dict[int, Said] = {}
+        while len(said) < self._section.processes:
+            for rank in range(self._section.processes):
+                if rank not in said and (frame := kind.read(self._folder / f"{name}-{rank}.json")) is not None:
+                    said[rank] = frame
+                    if isinstance(frame, frames.Hello):
+                        self._hellos.append(frame)
+            outs: dict[int, frames.Done | frames.Raised] = {}
+            self._take(outs, 0)
+            if outs:
+                self._result(outs)
+            self._require_running()
+            if time.monotonic() - began > most:
+                missing = ", ".join(str(rank) for rank in range(self._section.processes) if rank not in said)
+                raise GroupLost(
+                    f"ranks {missing} of {self._section.processes} did not say {name} within {most:g} s: see their "
+                    "lines in this log; ranks of several machines need the silo's folder at one path and a "
+                    "rank_interface that they reach each other by"
+                )
+            self._over.wait(LOOK_S)
+        return [said[rank] for rank in sorted(said)]
+
+    def _take(self, outs: dict[int, frames.Done | frames.Raised], number: int) -> None:
+        for rank in range(self._section.processes):
+            if rank not in outs and (out := frames.Out.read(self._folder / f"out-{number}-{rank}.json")) is not None:
+                outs[rank] = out.out
+
+    def _require_running(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise GroupLost(f"the ranks of this silo's training ended (exit code {code}): see their lines in this log")
+
+    def _result(self, outs: dict[int, frames.Done | frames.Raised]) -> TrainedUpdate:
+        raised = [(rank, out) for rank, out in sorted(outs.items()) if isinstance(out, frames.Raised)]
+        own = [out for _, out in raised if not out.parted and not out.another]
+        if own:
+            raise own[0].exception()
+        if raised:
+            raise GroupLost(f"rank {raised[0][0]}: {raised[0][1].text}")
+        done = outs[0]
+        assert isinstance(done, frames.Done)
+        return done.update()
+
+    def _sweep(self, number: int) -> None:
+        for path in (*self._folder.glob(f"*-{number}"), *self._folder.glob(f"*-{number}*.json")):
+            if path.name.startswith(("call-", "stop-", "progress-", "notice-", "out-")):
+                path.unlink(missing_ok=True)
+
+
+def require_versions(hellos: Sequence[frames.Hello], own: Mapping[str, str]) -> None:
+    """Raise ConfigurationError, naming the first rank that runs another version of something than the agent."""
+    for hello in hellos:
+        for what, version in own.items():
+            if (theirs := hello.versions.get(what, "none")) != version:
+                raise ConfigurationError(
+                    f"rank {hello.rank} on {hello.host} runs {what} {theirs}, this agent runs {version}: install the "
+                    "same versions for all, the bits of a training depend on them"
+                )
+
+
+def require_alike(readies: Sequence[frames.Ready]) -> None:
+    """Raise ConfigurationError, naming the first rank whose data or threads are not rank 0's."""
+    for what, remedy in (
+        ("examples", "have all ranks read the same data folder"),
+        ("threads", "set [training] threads"),
+    ):
+        values = [str(getattr(ready, what)) for ready in readies]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ConfigurationError(
+                    f"{what} of rank {rank} ({value[:16]}) are not those of rank 0 ({values[0][:16]}): {remedy}"
+                )
+
+
+class _Watch:
+    """Whether ranks go on with a call."""
+
+    def __init__(self, folder: Path, section: TrainingSection, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._section, self._clock = folder, section, clock
+        self._signs = dict.fromkeys(range(section.processes), -1.0)
+        self._since = dict.fromkeys(range(section.processes), clock())
+        self._failed: float | None = None
+        self._looked = clock()
+
+    def said_long_ago(self) -> bool:
+        """Asked once a rank has failed: whether the others had time to say so too."""
+        self._failed = self._failed or self._clock()
+        return self._clock() - self._failed > SAY_S
+
+    def require_going_on(self, over: dict[int, frames.Done | frames.Raised]) -> None:
+        now = self._clock()
+        if now - self._looked < WATCH_S:
+            return
+        self._looked = now
+        for rank, sign in self._signs.items():
+            if (met := frames.number_in(self._folder / f"met-{rank}")) != sign or rank in over:
+                self._signs[rank], self._since[rank] = met, now
+        # Ranks wait for each other, so that all stand still where one hangs: a little more than the meeting has.
+        still = min(self._since.values())
+        if now - still > self._section.rank_timeout_s + SAY_S:
+            ranks = ", ".join(str(rank) for rank, since in self._since.items() if since == still)
+            raise GroupLost(
+                f"ranks {ranks} made no step within [training] rank_timeout_s = {self._section.rank_timeout_s:g}: they "
+                "were ended; raise it where one step takes that long"
+            )
+
+
+def _end_left(folder: Path) -> None:
+    """What an agent that was killed left in `folder`: no rank of it writes anything once this returns."""
+    hellos = []
+    for path in folder.glob("hello-*.json"):
+        with suppress(StateError):
+            if (hello := frames.Hello.read(path)) is not None:
+                hellos.append(hello)
+    with suppress(OSError):
+        frames.put(folder / frames.END, b"")
+    _farewell(folder, hellos)
+
+
+def _farewell(folder: Path, hellos: Sequence[frames.Hello]) -> None:
+    """Ranks of this machine are killed, others waited for until they heard that they are to end."""
+    here = socket.gethostname()
+    elsewhere = [hello.rank for hello in hellos if hello.host != here]
+    for hello in hellos:
+        if hello.host == here:
+            _kill_if_same(hello)
+    began, never = time.monotonic(), threading.Event()
+    while any(not (folder / f"gone-{rank}").exists() for rank in elsewhere):
+        if time.monotonic() - began > HEARD_S:  # by then they miss the signs of their agent
+            break
+        never.wait(LOOK_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_session(leader: int) -> None:
+    """Every process of the session that `leader` began."""
+    os.killpg(leader, signal.SIGKILL)
+
+
+def _kill_if_same(hello: frames.Hello) -> None:
+    """A number may be another process's by now: one that was born at another time is left alone."""
+    with suppress(psutil.Error, subprocess.TimeoutExpired):
+        process = psutil.Process(hello.pid)
+        if abs(process.create_time() - hello.born) < 0.1:
+            process.kill()
+            process.wait(END_S)

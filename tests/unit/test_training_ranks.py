@@ -1,0 +1,403 @@
+"""Ranks that train together come to what one process comes to, bit for bit; what they cannot do yet is refused by name.
+
+Ranks are threads here, which meet by the same gloo; tests/integration/test_rank_processes.py has them as processes.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorica_security.errors import ConfigurationError, LoricaError, StateError, StorageError
+from silo_agent.edges.ranks import frames
+from silo_agent.edges.ranks.launching import check_launch, rank_command, rank_environment
+from silo_agent.edges.ranks.rank_group import require_alike, require_versions
+from silo_agent.edges.ranks.rank_process import _require_private
+from silo_agent.policy.rank_limits import rank_refusals
+from silo_agent.policy.silo_policy import SiloPolicy
+from silo_agent.rounds.update import TrainingStopped
+from silo_agent.service.ports import TrainedUpdate, WorkCancelled
+from silo_agent.settings import Settings, TrainingSection
+from silo_agent.training.device import DeviceSettings
+from silo_agent.training.ranks.ranks import ALONE, Alone, AnotherRankFailed, Ranks, Together
+from silo_agent.training.silo_trainer import LocalUpdate, SiloTrainer
+from silo_agent.training.update.parts import part_of
+from silo_wire.manifest import Layout, Manifest, TensorSpec
+from silo_wire.messages import TrainingSummary
+from tests.support.rank_silo import PAIRS, SILO, TRAINING, WIDE, in_ranks
+from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model
+
+ASKED_OF_BUNDLES = ("layout", "parameters_in_memory", "update_bytes", "base_layout")
+
+
+class Round:
+    """One silo's round below `folder`."""
+
+    def __init__(self, folder: Path, wire: str = "float32", **training: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        model = random_model(d_ff=WIDE)
+        self.bundle = bundle_of(model, training={**TRAINING, "epochs": 1, **training}, wire={"update": wire})
+        self.folder, self.model = folder, folder / "model"
+        self.manifest = write_model(model, self.model)
+
+    def trained(self, ranks: Ranks = ALONE, name: str = "update", **how: Any) -> LocalUpdate:
+        trainer = SiloTrainer(self.bundle, silo_data(PAIRS), SILO, DeviceSettings(device="cpu", threads=1), ranks=ranks)
+        return trainer.train(
+            round_number=1, model_path=self.model, model=self.manifest, update_path=self.folder / name, **how
+        )
+
+    def bytes(self, name: str = "update") -> bytes:
+        return (self.folder / name).read_bytes()
+
+
+def unhurried(update: LocalUpdate) -> tuple[TrainingSummary, Manifest, float]:
+    return replace(update.summary, seconds=0.0), update.manifest, update.delta_norm
+
+
+@pytest.mark.parametrize(
+    ("wire", "training"),
+    [
+        ("float32", {"optimizer": "adamw"}),
+        ("float32", {"optimizer": "adafactor", "loss_reduction": "logged", "fedprox_mu": 0.0}),
+        ("bfloat16", {"optimizer": "sgd", "loss_reduction": "as_published", "gradient_accumulation": 1}),
+    ],
+)
+def test_two_ranks_write_the_bytes_of_one_process(tmp_path: Path, wire: str, training: dict[str, Any]) -> None:
+    """Also in a step of a single batch, in which one rank has nothing to do; in bfloat16 with the residual. With one
+    batch a step a sum of gradients has one summand."""
+    own = Round(tmp_path / "one", wire, **training)
+    one = own.trained()
+    two = Round(tmp_path / "two", wire, **training)
+    (two.folder / "update").write_bytes(bytes(9 << 20))  # of an earlier round, and longer
+    outcomes = in_ranks(2, two.trained)
+    assert [unhurried(outcome) for outcome in outcomes] == [unhurried(one)] * 2
+    assert two.bytes() == own.bytes()
+    assert outcomes[0].mark == outcomes[1].mark
+    left = [sorted(path.read_bytes() for path in it.folder.glob("*.residual")) for it in (own, two)]
+    assert left[0] == left[1]
+    assert len(left[0]) == (wire == "bfloat16")
+
+
+def test_three_ranks_come_to_the_same_each_time_and_all_hold_it(tmp_path: Path) -> None:
+    it = Round(tmp_path, gradient_accumulation=3)
+    first = in_ranks(3, it.trained)
+    again = in_ranks(3, lambda ranks: it.trained(ranks, "again"))
+    assert len({unhurried(outcome) for outcome in (*first, *again)}) == 1
+    assert it.bytes() == it.bytes("again")
+
+
+def test_a_training_of_ranks_goes_on_from_their_checkpoint_and_one_process_does_not(tmp_path: Path) -> None:
+    """Nor do ranks from that of one process: sums have another order."""
+    undisturbed = Round(tmp_path / "undisturbed", epochs=2)
+    in_ranks(2, undisturbed.trained)
+    it, notices = Round(tmp_path / "stopped", epochs=2), []
+    steps = {0: 0, 1: 0}
+
+    def run(ranks: Together, stop_after: int | None) -> Any:
+        def on_progress(fraction: float, loss: float) -> None:
+            steps[ranks.rank] += 1
+
+        return it.trained(
+            ranks,
+            checkpoint_path=it.folder / "checkpoint",
+            on_progress=on_progress,
+            on_notice=lambda event, detail: notices.append((ranks.rank, event, detail)),
+            should_stop=lambda: ranks.rank == 0 and steps[0] == stop_after,
+        )
+
+    stopped = in_ranks(2, lambda ranks: run(ranks, 4))
+    assert [type(outcome) for outcome in stopped] == [TrainingStopped] * 2, "both are told by rank 0"
+    whole = (it.folder / "checkpoint").read_bytes()
+    steps.update({0: 0, 1: 0})
+    resumed = in_ranks(2, lambda ranks: run(ranks, None))
+    assert all(isinstance(outcome, LocalUpdate) for outcome in resumed), resumed
+    assert {event for _, event, _ in notices} == {"training-resumed"}
+    assert steps == {0: 3, 1: 3}
+    assert it.bytes() == undisturbed.bytes()
+    (it.folder / "checkpoint").write_bytes(whole)
+    notices.clear()
+    alone = Alone()
+    steps[0] = 0
+    run(alone, None)  # type: ignore[arg-type]
+    assert [event for _, event, _ in notices] == ["checkpoint-ignored"]
+    assert "(its backend is gloo, here it is )" in notices[0][2]
+    assert steps[0] == 6
+
+
+def test_a_checkpoint_that_one_rank_cannot_read_is_used_by_none(tmp_path: Path) -> None:
+    """Else ranks would make different steps, and wait for each other for ever."""
+    it = Round(tmp_path, epochs=2)
+    in_ranks(2, it.trained)
+    expected, steps = it.bytes(), {0: 0, 1: 0}
+
+    def run(ranks: Together, stop_after: int | None) -> Any:
+        def on_progress(fraction: float, loss: float) -> None:
+            steps[ranks.rank] += 1
+
+        path = it.folder / ("checkpoint" if ranks.rank == 0 or stop_after else "nothing")
+        return it.trained(
+            ranks, checkpoint_path=path, on_progress=on_progress, should_stop=lambda: steps[0] == stop_after
+        )
+
+    in_ranks(2, lambda ranks: run(ranks, 4))
+    steps.update({0: 0, 1: 0})
+    in_ranks(2, lambda ranks: run(ranks, None))
+    assert steps == {0: 6, 1: 6}
+    assert it.bytes() == expected
+
+
+def test_ranks_that_hold_different_numbers_say_which() -> None:
+    def work(ranks: Together) -> None:
+        ranks.require_same("the model", [torch.full((3,), float(ranks.rank == 1))])
+
+    for error in in_ranks(3, work):
+        assert isinstance(error, StateError)
+        assert "the model of ranks 1 is not that of rank 0: run all ranks" in str(error)
+
+
+def test_a_part_that_cannot_be_written_keeps_all_ranks_from_the_update(tmp_path: Path) -> None:
+    it = Round(tmp_path)
+    outcomes = in_ranks(2, lambda ranks: it.trained(ranks, "update" if ranks.rank == 0 else "nowhere/update"))
+    assert isinstance(outcomes[0], AnotherRankFailed)
+    assert isinstance(outcomes[1], StorageError)
+    assert not (tmp_path / "update").exists()
+
+
+def test_what_ranks_do_together_they_do_all_or_not_at_all() -> None:
+    def work(ranks: Together) -> None:
+        with ranks.all_or_none():
+            if ranks.rank == 1:
+                raise StorageError("the disk is full")
+
+    first, second = in_ranks(2, work)
+    assert isinstance(first, AnotherRankFailed)
+    assert str(second) == "the disk is full"
+
+
+def test_each_rank_draws_dropout_of_its_own_and_all_one_order() -> None:
+    def work(ranks: Together) -> tuple[Any, Any]:
+        return ranks.seed(7), ranks.seed(bytes(32))
+
+    numbers, keys = zip(*in_ranks(3, work), strict=True)
+    assert numbers[0] == 7, "one rank alone is one process"
+    assert keys[0] == bytes(32)
+    assert len(set(numbers)) == len(set(keys)) == 3
+    assert all(0 <= number < 1 << 63 for number in numbers)
+    assert all(len(key) == 32 for key in keys)
+
+
+class Rank(Alone):
+    def __init__(self, rank: int, world: int) -> None:
+        object.__setattr__(self, "rank", rank)
+        object.__setattr__(self, "world", world)
+        object.__setattr__(self, "backend", "gloo")
+
+
+@given(
+    st.integers(1, 3_000_000), st.integers(1, 40), st.sampled_from([4096, 1 << 20, 1000, 1021]), st.sampled_from([2, 4])
+)
+def test_parts_are_the_whole_and_each_begins_with_a_chunk(
+    elements: int, world: int, chunk_bytes: int, item_bytes: int
+) -> None:
+    layout = Layout("float32", (TensorSpec("w", (elements,)),))
+    total = elements * item_bytes
+    model = Manifest(layout.digest, total, chunk_bytes, (bytes(32),) * -(-total // chunk_bytes))
+    parts = [part_of(layout, model, item_bytes, Rank(rank, world)) for rank in range(world)]
+    written = [part for part in parts if len(part)]
+    assert [part.start for part in written] == [0, *(part.stop for part in written[:-1])]
+    assert written[-1].stop == elements
+    for part in written:
+        assert part.start * item_bytes % chunk_bytes == 0
+        assert part.start * 4 % layout.chunk_bytes == 0
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        (
+            {
+                "training": {"max_grad_norm": 1.0, "dropout": 0.0},
+                "evaluation": {"every": 0, "initial": False, "last": False},
+                "privacy": {"level": "record", "noise_multiplier": 3.0, "steps": 4},
+            },
+            '[privacy] level = "record"',
+        ),
+        (
+            {
+                "training": {"drift_correction": "scaffold", "optimizer": "sgd", "steps": 4, "max_grad_norm": 1.0},
+                "aggregation": {"weighting": "equal", "momentum": 0.0, "max_delta_norm": 0.0},
+            },
+            '[training] drift_correction = "scaffold"',
+        ),
+        (
+            {
+                "aggregation": {"weighting": "equal"},
+                "semi_supervised": {"unlabelled": ["clinic"], "order": "together", "teacher": "ema"},
+            },
+            '[semi_supervised] teacher = "ema"',
+        ),
+    ],
+)
+def test_a_plan_that_ranks_cannot_train_is_refused_by_name(sections: dict[str, Any], named: str) -> None:
+    plan = bundle_of(random_model(), **sections).plan
+    (refusal,) = rank_refusals(SILO, plan, 2)
+    assert refusal.rule == "processes"
+    assert named in str(refusal)
+    assert "set processes to 0" in str(refusal)
+    assert not list(rank_refusals(SILO, plan, 0))
+
+
+def test_adapters_are_refused_by_name() -> None:
+    plan = bundle_of(random_model()).plan
+    adapted = plan.model_copy(update={"adapters": plan.adapters.model_copy(update={"rank": 4})})
+    assert [str(refusal) for refusal in rank_refusals(SILO, plan, 2)] == []
+    assert "[adapters] of rank 4" in str(next(iter(rank_refusals(SILO, adapted, 2))))
+
+
+@pytest.mark.parametrize(
+    ("launch", "named"),
+    [
+        (["torchrun", "--standalone", "--nproc-per-node={processes}"], "--standalone"),
+        (["torchrun", "--rdzv-backend=c10d"], "rdzv-backend c10d"),
+        (["torchrun", "--rdzv_backend", "etcd-v2"], "rdzv-backend etcd-v2"),
+        (["torchrun", "--nnodes=1:4"], "nnodes 1:4"),
+    ],
+)
+def test_a_launch_whose_rendezvous_is_a_pickle_is_refused(launch: list[str], named: str) -> None:
+    with pytest.raises(ValueError, match="unpickles") as raised:
+        TrainingSection(processes=2, launch=launch)
+    assert named in str(raised.value)
+
+
+def test_a_launch_without_processes_is_refused() -> None:
+    with pytest.raises(ValueError, match="set processes to their number"):
+        TrainingSection(launch=["srun"])
+
+
+def test_a_launch_that_is_not_there_is_named_with_its_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="'no-such-launcher', and no such program is found: install it"):
+        check_launch(TrainingSection(processes=2, launch=["no-such-launcher", "{processes}"]))
+    with pytest.raises(ConfigurationError, match=r"'ib9' is no network interface of this machine: give one of .*lo"):
+        check_launch(TrainingSection(processes=2, rank_interface="ib9"))
+    assert "2 ranks, on lo" in check_launch(TrainingSection(processes=2))
+    assert check_launch(TrainingSection()) == "training is in the agent's own process"
+
+
+def test_the_command_has_the_number_of_ranks_and_the_folder() -> None:
+    command = rank_command(TrainingSection(processes=3, launch=["srun", "--ntasks={processes}"]), Path("/silo/ranks"))
+    assert command[:2] == ["srun", "--ntasks=3"]
+    assert command[-1] == "/silo/ranks"
+
+
+def test_a_rank_is_not_told_how_to_open_keys_or_the_database() -> None:
+    told = rank_environment(
+        {"PATH": "/bin", "LORICA_KEY_PASSPHRASE_FILE": "/p", "PGPASSWORD": "secret", "PET_STANDALONE": "1"}
+    )
+    assert told == {"PATH": "/bin"}
+
+
+def test_the_policy_of_a_silo_with_ranks_refuses_before_anything_starts() -> None:
+    bundle = bundle_of(random_model())
+    plan = bundle.plan.model_copy(update={"adapters": bundle.plan.adapters.model_copy(update={"rank": 4})})
+    adapted = SimpleNamespace(**{name: getattr(bundle, name) for name in ASKED_OF_BUNDLES}, plan=plan)
+    rules = Settings().policy
+    assert not list(SiloPolicy(rules=rules, silo=SILO).objections(adapted))  # type: ignore[arg-type]
+    (refusal,) = SiloPolicy(rules=rules, silo=SILO, processes=2).objections(adapted)  # type: ignore[arg-type]
+    assert refusal.rule == "processes"
+
+
+def test_a_rank_refuses_a_folder_that_others_may_look_into(tmp_path: Path) -> None:
+    folder = tmp_path / "group"
+    folder.mkdir(mode=0o700)
+    _require_private(folder)
+    for mode in (0o701, 0o710, 0o720, 0o777):
+        folder.chmod(mode)
+        with pytest.raises(ConfigurationError, match="not a folder of this account's alone"):
+            _require_private(folder)
+    folder.chmod(0o700)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ConfigurationError, match="not a folder of this account's alone"):
+        _require_private(tmp_path / "link")
+
+
+def test_settings_have_one_process_unless_they_say_so() -> None:
+    training = Settings().training
+    assert (training.processes, training.launch, training.rank_interface) == (0, [], "lo")
+
+
+def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
+    own = {"torch": "2.13.0", "lorica": "1.0"}
+    alike, other = (
+        frames.Hello(rank=rank, world=2, host=f"node{rank}", pid=1, born=0.0, versions=versions)
+        for rank, versions in enumerate([own, own | {"torch": "2.12.1"}])
+    )
+    require_versions([alike], own)
+    with pytest.raises(ConfigurationError) as raised:
+        require_versions([alike, other], own)
+    assert str(raised.value).startswith("rank 1 on node1 runs torch 2.12.1, this agent runs 2.13.0: install the same")
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"examples": "b"}, "examples of rank 1 (b) are not those of rank 0 (a): have all ranks read the same data"),
+        ({"threads": 8}, "threads of rank 1 (8) are not those of rank 0 (4): set [training] threads"),
+    ],
+)
+def test_ranks_that_are_not_alike_are_named_with_the_remedy(other: dict[str, Any], named: str) -> None:
+    first = frames.Ready(examples="a", device="cpu", threads=4)
+    require_alike([first, first])
+    with pytest.raises(ConfigurationError) as raised:
+        require_alike([first, first.model_copy(update=other)])
+    assert str(raised.value).startswith(named)
+
+
+# ---- frames ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StateError("a"), StorageError("b"), WorkCancelled(), AnotherRankFailed("c")],
+)
+def test_an_error_comes_out_as_it_went_in(error: Exception, tmp_path: Path) -> None:
+    frames.Out(out=frames.Raised.of(error)).write(tmp_path / "out")
+    read = frames.Out.read(tmp_path / "out")
+    assert read is not None
+    assert isinstance(read.out, frames.Raised)
+    made = read.out.exception()
+    assert str(made) == str(error)
+    assert isinstance(error, type(made))
+
+
+def test_an_update_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    done = Round(tmp_path).trained()
+    update = TrainedUpdate(manifest=done.manifest, summary=done.summary, mark=done.mark)
+    frames.Out(out=frames.Done.of(update)).write(tmp_path / "out")
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
+    read = frames.Out.read(tmp_path / "out")
+    assert read is not None
+    assert isinstance(read.out, frames.Done)
+    assert read.out.update() == update
+
+
+@given(st.binary(max_size=200) | st.just(b'{"event": 1, "detail": ""}') | st.just(b'{"event": "a"}'))
+def test_what_is_no_frame_is_an_error_that_names_the_file(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    path = tmp_path_factory.mktemp("frames") / "notice-1-1.json"
+    path.write_bytes(raw)
+    with pytest.raises(LoricaError, match="is no frame of a rank"):
+        frames.Notice.read(path)
+
+
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text('{"event": "a", "detail": ""}')
+    (tmp_path / "notice").symlink_to(tmp_path / "target")
+    with pytest.raises(StateError, match="cannot be read"):
+        frames.Notice.read(tmp_path / "notice")
