@@ -226,22 +226,20 @@ def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:
     first.leadership.release()
 
 
-def test_a_server_that_was_started_anew_is_led_on(tmp_path: Path) -> None:
-    with running_postgresql() as server:
-        first = Candidate(
-            DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/postgres?host={server.folder}", tmp_path)
-        )
-        assert first.take()
+def test_a_server_that_was_started_anew_is_led_on(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first = Candidate(place)
+    assert first.take()
 
-        def away() -> None:
-            for _ in range(2):
-                with pytest.raises(StorageError, match="cannot be read or written"):
-                    first.leadership.hold()
+    def away() -> None:
+        for _ in range(2):
+            with pytest.raises(StorageError, match="cannot be read or written"):
+                first.leadership.hold()
 
-        server.restart(meanwhile=away)
-        first.leadership.hold()
-        first.store().transition(STOPPED, [], at=T0, now=T0)
-        assert first.leadership.term == 1
+    server.restart(meanwhile=away)
+    first.leadership.hold()
+    first.store().transition(STOPPED, [], at=T0, now=T0)
+    assert first.leadership.term == 1
+    first.leadership.release()
 
 
 def test_a_state_in_the_folder_is_not_left_behind_unnoticed(place: DatabasePlace, tmp_path: Path) -> None:

@@ -273,15 +273,14 @@ def test_one_that_nobody_could_ask_about_ends_the_process_when_it_was_saved(
 # --- a server that is not as it must be
 
 
-def test_a_database_that_is_away_is_named_and_used_again_when_it_is_back(tmp_path: Path) -> None:
-    with running_postgresql() as server:
-        place = place_of(server, tmp_path)
-        with closing(SqlRoundStore(PostgresqlDatabase(place), FEDERATION)) as store:
-            store.transition(STOPPED, [], at=T0, now=T0)
-            server.restart(meanwhile=lambda: _is_refused(store, place))
-            assert store.load(T0) == STOPPED
-            store.transition(IDLE, [], at=T0, now=T0)
-            assert store.load(T0) == IDLE
+def test_a_database_that_is_away_is_named_and_used_again_when_it_is_back(
+    store: SqlRoundStore, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    store.transition(STOPPED, [], at=T0, now=T0)
+    server.restart(meanwhile=lambda: _is_refused(store, place_of(server, tmp_path)))
+    assert store.load(T0) == STOPPED
+    store.transition(IDLE, [], at=T0, now=T0)
+    assert store.load(T0) == IDLE
 
 
 def _is_refused(store: SqlRoundStore, place: DatabasePlace) -> None:
@@ -360,29 +359,26 @@ def authority_and_server(address: str) -> tuple[bytes, tuple[bytes, bytes]]:
     return signed(0, x509.BasicConstraints(ca=True, path_length=0)), (key, signed(1, alternative))
 
 
-@pytest.mark.parametrize(
-    ("of", "trusted", "said"),
-    [("127.0.0.1", True, ""), ("127.0.0.1", False, "SSL error"), ("127.0.0.2", True, "does not match")],
-    ids=["verified", "another root", "another name"],
-)
-def test_a_server_is_who_its_certificate_says_or_is_not_spoken_to(
-    of: str, trusted: bool, said: str, tmp_path: Path
-) -> None:
-    root, pair = authority_and_server(of)
-    (tmp_path / "root.pem").write_bytes(root if trusted else authority_and_server(of)[0])
+def test_a_server_is_who_its_certificate_says_or_is_not_spoken_to(tmp_path: Path) -> None:
+    """Its certificate is for an address: a root of somebody else's does not fit, and neither does a name."""
+    root, pair = authority_and_server("127.0.0.1")
+    (tmp_path / "root.pem").write_bytes(root)
+    (tmp_path / "other.pem").write_bytes(authority_and_server("127.0.0.1")[0])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with running_postgresql(tls=pair, port=port) as server:
-        address = f"{SUPERUSER}@127.0.0.1:{port}/postgres?sslmode=verify-full&sslrootcert={tmp_path}/root.pem"
-        database = PostgresqlDatabase(DatabasePlace.parse(f"postgresql+psycopg://{address}", tmp_path))
-        if said:
+
+    def database(host: str, root: str) -> PostgresqlDatabase:
+        address = f"{SUPERUSER}@{host}:{port}/postgres?sslmode=verify-full&sslrootcert={tmp_path}/{root}.pem"
+        return PostgresqlDatabase(DatabasePlace.parse(f"postgresql+psycopg://{address}", tmp_path))
+
+    with running_postgresql(tls=pair, port=port):
+        for host, file, said in (("127.0.0.1", "other", "SSL error"), ("localhost", "root", "does not match")):
             with pytest.raises(StorageError, match=said):
-                SqlRoundStore(database, FEDERATION)
-            return
-        SqlRoundStore(database, FEDERATION)
-        with database.engine.connect() as connection:
+                SqlRoundStore(database(host, file), FEDERATION)
+        verified = database("127.0.0.1", "root")
+        SqlRoundStore(verified, FEDERATION)
+        with verified.engine.connect() as connection:
             look = text("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
             assert connection.execute(look).one() == (True, "TLSv1.3")
-        database.engine.dispose()
-        assert server.process.poll() is None
+        verified.engine.dispose()
