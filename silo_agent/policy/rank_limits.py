@@ -6,8 +6,6 @@ from lorica_security.errors import PolicyRefusal
 from lorica_security.identifiers import SiloName
 from silo_wire.plans.plan import Plan
 
-RULE = "processes"
-
 
 def rank_refusals(silo: SiloName, plan: Plan, processes: int) -> Iterator[PolicyRefusal]:
     """Of `plan` at `silo`, whose [training] processes is `processes`; nothing where that is 0."""
@@ -24,7 +22,7 @@ def rank_refusals(silo: SiloName, plan: Plan, processes: int) -> Iterator[Policy
     ):
         if wanted:
             yield PolicyRefusal(
-                RULE,
+                "processes",
                 f"plan {plan.name} has {asks}, which a training in several processes does not do yet, and [training] "
                 f"processes = {processes} of this silo asks for one: set processes to 0, or have the operator make a "
                 "plan without it",

@@ -424,6 +424,11 @@ def disk_without_room_for_lines(case: Case) -> None:
     case.ground["free_disk"] = lambda folder: (64 + 159) << 20
 
 
+@makes(Mistake.LAUNCH)
+def launch_command_that_is_not_there(case: Case) -> None:
+    case.settings('[training]\nprocesses = 2\nlaunch = ["no-such-launcher"]\n')
+
+
 @makes(Mistake.DEVICE)
 def gpu_that_is_not_there(case: Case) -> None:
     case.settings('[training]\ndevice = "cuda:99"\n')

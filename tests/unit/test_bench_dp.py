@@ -11,6 +11,7 @@ from lorica.bench.private import run
 from lorica.bench.private.measure import Task, model_for, records
 from lorica.bench.private.run import Choice, choice, run_bench_dp
 from lorica.bench.private.ways import WAYS
+from lorica.documentation import bench_tables
 from lorica_security.errors import ConfigurationError, StateError
 from silo_agent.training.data.batches import collate
 from silo_agent.training.private.clipping import clipping
@@ -89,6 +90,8 @@ def test_a_run_that_is_cut_short_leaves_what_it_has(monkeypatch: pytest.MonkeyPa
     plain, ghost = read_figures(tmp_path / "out.json")[1]
     assert (plain["turns"], plain["step_s"]) == (2, 1.5)
     assert (ghost["turns"], ghost["time_ratio"]) == (1, 3.0)
+    _, rows = bench_tables.private([plain, ghost])
+    assert [tuple(row[-3:]) for row in rows] == [("", "", ""), ("3.00 x", "1.00 x", "plain")]
 
 
 def test_what_differs_of_training_is_a_key_of_plans() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorica_security.errors import ConfigurationError, LoricaError, StateError, StorageError
+from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
 from silo_agent.edges.ranks.launching import check_launch, rank_command, rank_environment
 from silo_agent.edges.ranks.rank_group import require_alike, require_versions
@@ -22,6 +22,7 @@ from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import TrainedUpdate, WorkCancelled
+from silo_agent.service.refusals import RULES
 from silo_agent.settings import Settings, TrainingSection
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.ranks.ranks import ALONE, Alone, AnotherRankFailed, Ranks, Together
@@ -250,6 +251,7 @@ def test_a_plan_that_ranks_cannot_train_is_refused_by_name(sections: dict[str, A
     plan = bundle_of(random_model(), **sections).plan
     (refusal,) = rank_refusals(SILO, plan, 2)
     assert refusal.rule == "processes"
+    assert refusal.rule in RULES, "or the agent could neither count nor keep it"
     assert named in str(refusal)
     assert "set processes to 0" in str(refusal)
     assert not list(rank_refusals(SILO, plan, 0))
@@ -365,7 +367,7 @@ def test_ranks_that_are_not_alike_are_named_with_the_remedy(other: dict[str, Any
 
 @pytest.mark.parametrize(
     "error",
-    [StateError("a"), StorageError("b"), WorkCancelled(), AnotherRankFailed("c")],
+    [StateError("a"), StorageError("b"), WorkCancelled(), AnotherRankFailed("c"), PolicyRefusal("tasks", "d")],
 )
 def test_an_error_comes_out_as_it_went_in(error: Exception, tmp_path: Path) -> None:
     frames.Out(out=frames.Raised.of(error)).write(tmp_path / "out")

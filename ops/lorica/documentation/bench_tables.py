@@ -146,6 +146,25 @@ def trainers(found: Sequence[Mapping[str, Any]]) -> _Rows:
     return names, rows
 
 
+def private(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-dp`."""
+    names = ("size", "records a step, at a time", "way", "step s", "CPU s", "peak MB", "CPU", "memory", "beside")
+    rows: list[Sequence[str]] = [
+        (
+            one["size"],
+            f"{one['batch']}, {one['physical']}",
+            one["way"],
+            f"{one['step_s']:.2f}",
+            f"{one['cpu_s']:.2f}",
+            f"{one['peak_bytes'] / 1e6:,.0f}",
+            *("" if one[key] is None else f"{one[key]:.2f} x" for key in ("cpu_ratio", "memory_ratio")),
+            one["beside"] or "",
+        )
+        for one in found
+    ]
+    return names, rows
+
+
 def _ratios(one: Sequence[float] | None) -> str:
     """A median, and from what to what."""
     return "" if one is None else f"{one[0]:.2f} x ({one[1]:.2f} to {one[2]:.2f})"

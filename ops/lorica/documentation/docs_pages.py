@@ -126,6 +126,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
     "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "bench-simulation-few": partial(bench_tables.table, "simulation-few", bench_tables.simulations),
+    "bench-private": partial(bench_tables.table, "private", bench_tables.private),
     "bench-training": partial(bench_tables.table, "training", bench_tables.trainers),
     "bench-training-base": partial(bench_tables.table, "training-base", bench_tables.trainers),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),

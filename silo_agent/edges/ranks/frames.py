@@ -38,6 +38,7 @@ from lorica_security.host.file_mark import FileMark
 from lorica_security.host.files import PRIVATE_FILE_MODE
 from silo_agent.rounds.update import TrainingDiverged
 from silo_agent.service.ports import RoundModel, TrainedUpdate, WorkCancelled
+from silo_agent.service.refusals import RULES
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Manifest
 from silo_wire.messages import TrainingSummary
@@ -235,8 +236,8 @@ class Raised(Frame):
     def exception(self) -> Exception:
         if self.error == "WorkCancelled":
             return WorkCancelled()
-        if self.error == "PolicyRefusal":
-            return PolicyRefusal(self.rule, self.text)
+        if self.error == "PolicyRefusal" and (rule := self.rule) in RULES:
+            return PolicyRefusal(rule, self.text)
         return _KINDS.get(self.error, StateError)(self.text)
 
 
