@@ -4,8 +4,9 @@ Most commands need little of it, so what takes long to import (the database, mod
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,12 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
 from lorica_security.daemon.listen_address import Address, address
-from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
 from silo_wire.canonical import Digest
 
 if TYPE_CHECKING:
+    from lorica_coordinator.edges.database.postgresql.leadership import Leadership
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
@@ -43,11 +45,13 @@ def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """A coordinator's folder with its settings and keys loaded."""
+    """A coordinator's folder with its settings and keys loaded. `leadership`: of a process that may write a state in
+    PostgreSQL."""
 
     folder: CoordinatorFolder
     settings: Settings
     keys: KeyStore
+    leadership: "Leadership | None" = None
 
     @classmethod
     def load(cls, folder: CoordinatorFolder) -> "Coordinator":
@@ -188,7 +192,32 @@ class Coordinator:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{state} cannot be created: {error.strerror}") from error
-        return open_store(self.settings, self.folder.settings, self.federation)
+        return open_store(self.settings, self.folder.settings, self.federation, self.leadership)
+
+
+@contextmanager
+def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = None) -> Iterator[Coordinator]:
+    """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
+    does, `waiting` is called again and again until it does no more; without it Conflict is raised."""
+    if not coordinator.settings.storage.database:
+        yield coordinator
+        return
+    from lorica_coordinator.edges.database.open_store import leadership_of
+
+    settings, file = coordinator.settings, coordinator.folder.settings
+    found = leadership_of(settings, file, coordinator.federation, coordinator.keys.identity_public_key.hex())
+    assert found is not None
+    leadership, prepare = found
+    while not leadership.take(prepare):
+        if waiting is None:
+            raise Conflict(
+                "a coordinator leads on the database of [storage] database: give this command where that one runs"
+            )
+        waiting()
+    try:
+        yield replace(coordinator, leadership=leadership)
+    finally:
+        leadership.release()
 
 
 def disks(coordinator: Coordinator) -> set[Path]:

@@ -27,6 +27,7 @@ from lorica_security.host import files
 from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
 from lorica_security.identity.endorsement import endorse_renewal, endorse_request
 from lorica_security.identity.identity_key import new_identity_key, sign
+from lorica_security.pkcs11_keys.reference import tls_key_in_token
 from lorica_security.pki.authority import Authority
 from lorica_security.pki.authority_succession import certificate_digest
 from lorica_security.pki.csr import certificate_request
@@ -44,6 +45,7 @@ from silo_wire.codecs.updates_codec import update_header_to_wire
 from silo_wire.messages import Prepare, Standby, Train
 from silo_wire.statements import TRUST_DOMAIN, trust_statement
 from silo_wire.v1 import operator_pb2
+from tests.support import soft_hsm
 from tests.support.certificates import forge, uri
 from tests.support.coordinator import (
     BANK,
@@ -133,6 +135,29 @@ async def test_a_renewal_drops_no_round_and_no_transfer(
         store.close()
     assert enrolled.certificate_serial == f"{after.certificate.serial_number:x}"
     assert enrolled.certificate_expires_unix_s == after.certificate.not_valid_after_utc.timestamp()
+
+
+@pytest.mark.skipif(not soft_hsm.CAN, reason=soft_hsm.WHY_NOT)
+async def test_a_key_in_a_token_is_renewed_for_and_connects(
+    at: RunningCoordinator, federation_template: FederationTemplate, tmp_path: Path
+) -> None:
+    """It stays, and each renewal brings another certificate for it; the second one comes over a connection of it."""
+    soft_hsm.tokens()
+    key = tls_key_in_token(soft_hsm.uri("silo", "tls", soft_hsm.pin_file(tmp_path / "pin")))
+    folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
+    serials = {load_credentials(folder).certificate.serial_number}
+    async with kept_agent(folder) as agent:
+        await agent.order(Prepare)
+        agent.certificate._credentials = replace(load_credentials(folder), tls_key=key)
+        for _ in range(2):
+            seats = len(agent.orders)
+            await agent.certificate.renew()
+            await agent.until(lambda seats=seats: len(agent.orders) > seats)
+            after = load_credentials(folder)
+            assert after.tls_key.public_key() == key.public_key() == after.certificate.public_key()
+            serials.add(after.certificate.serial_number)
+        assert agent.problems == []
+    assert len(serials) == 3
 
 
 async def test_an_agent_renews_by_itself_when_two_thirds_are_over(

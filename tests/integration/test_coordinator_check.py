@@ -30,6 +30,7 @@ from lorica_coordinator.settings import Settings
 from lorica_security.console.preflight import Check, Outcome
 from lorica_security.errors import ConfigurationError
 from lorica_security.host import key_file
+from lorica_security.host.files import write_private
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.identifiers import SiloName
 from lorica_security.pki.authority import Authority
@@ -147,6 +148,12 @@ def wrong_passphrase(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> No
 @makes(Mistake.PASSPHRASE)
 def no_passphrase(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     key_file.protect(key_files(folder.keys), {key_file.NEW_PASSPHRASE: PASSPHRASE})
+
+
+@makes(Mistake.TOKEN)
+def token_whose_library_is_gone(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
+    uri = "pkcs11:token=hsm;object=ca?module-path=/usr/lib/no-library.so&pin-source=/etc/lorica/pin"
+    write_private(folder.keys / "ca.key", f"{uri}\npublic 00\n".encode())
 
 
 @makes(Mistake.PASSPHRASE)

@@ -4,15 +4,23 @@ The contract is tests/unit/test_rounds_store.py's: each test of it that asks for
 """
 
 import inspect
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy import text
 
@@ -257,7 +265,7 @@ def test_one_that_nobody_could_ask_about_ends_the_process_when_it_was_saved(
         store.transition(STOPPED, [], at=T0, now=T0)
     monkeypatch.setattr(dialect, "do_commit", commit)
     monkeypatch.setattr(dialect, "do_begin", begin)
-    with pytest.raises(Overtaken, match="answer was lost with the connection"):
+    with pytest.raises(Overtaken, match="whose answer was lost on the way: start again"):
         store.transition(before, [], at=T0, now=T0)
     assert store.load(T0) == STOPPED, "nothing was written over it"
 
@@ -265,15 +273,14 @@ def test_one_that_nobody_could_ask_about_ends_the_process_when_it_was_saved(
 # --- a server that is not as it must be
 
 
-def test_a_database_that_is_away_is_named_and_used_again_when_it_is_back(tmp_path: Path) -> None:
-    with running_postgresql() as server:
-        place = place_of(server, tmp_path)
-        with closing(SqlRoundStore(PostgresqlDatabase(place), FEDERATION)) as store:
-            store.transition(STOPPED, [], at=T0, now=T0)
-            server.restart(meanwhile=lambda: _is_refused(store, place))
-            assert store.load(T0) == STOPPED
-            store.transition(IDLE, [], at=T0, now=T0)
-            assert store.load(T0) == IDLE
+def test_a_database_that_is_away_is_named_and_used_again_when_it_is_back(
+    store: SqlRoundStore, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    store.transition(STOPPED, [], at=T0, now=T0)
+    server.restart(meanwhile=lambda: _is_refused(store, place_of(server, tmp_path)))
+    assert store.load(T0) == STOPPED
+    store.transition(IDLE, [], at=T0, now=T0)
+    assert store.load(T0) == IDLE
 
 
 def _is_refused(store: SqlRoundStore, place: DatabasePlace) -> None:
@@ -331,3 +338,47 @@ def test_a_server_that_is_too_old_is_refused(store: SqlRoundStore, monkeypatch: 
     monkeypatch.setattr(store.place.engine.dialect, "server_version_info", (13, 4))
     with pytest.raises(ConfigurationError, match="is PostgreSQL 13: 14 or a newer one is needed"):
         SqlRoundStore(store.place, FEDERATION)  # type: ignore[arg-type]
+
+
+# --- TLS
+
+
+def authority_and_server(address: str) -> tuple[bytes, tuple[bytes, bytes]]:
+    """A root certificate, and a key with the certificate that it signed for `address`; PEM."""
+    now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("root", "server")]
+
+    def signed(which: int, extension: x509.ExtensionType) -> bytes:
+        builder = x509.CertificateBuilder().issuer_name(names[0]).subject_name(names[which])
+        builder = builder.public_key(keys[which].public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        return builder.add_extension(extension, critical=False).sign(keys[0], SHA256()).public_bytes(Encoding.PEM)
+
+    key = keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
+    return signed(0, x509.BasicConstraints(ca=True, path_length=0)), (key, signed(1, alternative))
+
+
+def test_a_server_is_who_its_certificate_says_or_is_not_spoken_to(tmp_path: Path) -> None:
+    """Its certificate is for an address: a root of somebody else's does not fit, and neither does a name."""
+    root, pair = authority_and_server("127.0.0.1")
+    (tmp_path / "root.pem").write_bytes(root)
+    (tmp_path / "other.pem").write_bytes(authority_and_server("127.0.0.1")[0])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def database(host: str, root: str) -> PostgresqlDatabase:
+        address = f"{SUPERUSER}@{host}:{port}/postgres?sslmode=verify-full&sslrootcert={tmp_path}/{root}.pem"
+        return PostgresqlDatabase(DatabasePlace.parse(f"postgresql+psycopg://{address}", tmp_path))
+
+    with running_postgresql(tls=pair, port=port):
+        for host, file, said in (("127.0.0.1", "other", "SSL error"), ("localhost", "root", "does not match")):
+            with pytest.raises(StorageError, match=said):
+                SqlRoundStore(database(host, file), FEDERATION)
+        verified = database("127.0.0.1", "root")
+        SqlRoundStore(verified, FEDERATION)
+        with verified.engine.connect() as connection:
+            look = text("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+            assert connection.execute(look).one() == (True, "TLSv1.3")
+        verified.engine.dispose()

@@ -144,10 +144,12 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, *, clock: AdjustableClock | None = None) -> AsyncIterator[Running]:
-    """Start the service on whatever state `folder` holds; stopped at the end, as by a signal."""
+async def running(
+    folder: Path, *, clock: AdjustableClock | None = None, store: SqlRoundStore | None = None
+) -> AsyncIterator[Running]:
+    """Start the service on whatever state `folder` holds, or `store`; stopped at the end, as by a signal."""
     clock = clock or AdjustableClock()
-    store = SqlRoundStore(folder / "state.sqlite", FEDERATION)
+    store = store or SqlRoundStore(folder / "state.sqlite", FEDERATION)
     spools = Spools(folder / "spools")
     metrics = CoordinatorMetrics(CollectorRegistry())
     keys = load_keys(folder)

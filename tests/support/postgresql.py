@@ -25,12 +25,19 @@ class PostgresqlServer:
     folder: Path
     process: "subprocess.Popen[bytes]"
     start: "Callable[[], subprocess.Popen[bytes]]"
+    port: int = 5432
 
     def restart(self, *, meanwhile: Callable[[], None]) -> None:
         """Cut all connections and stop, at once; start again once `meanwhile` is done."""
+        self.stop()
+        meanwhile()
+        self.start_again()
+
+    def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
-        meanwhile()
+
+    def start_again(self) -> None:
         object.__setattr__(self, "process", self.start())
         _wait_until_ready(self, _binaries())
 
@@ -56,8 +63,7 @@ def _binaries() -> Path:
         if (folder / "initdb").exists() and (folder / "postgres").exists():
             return folder
     pytest.skip(
-        "PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql): sandbox not "
-        "tested against it"
+        "PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql): not tested against it"
     )
 
 
@@ -69,13 +75,16 @@ def _account() -> str | None:
         return pwd.getpwnam("postgres").pw_name
     except KeyError:
         pytest.skip(
-            "tests run as root and there is no account 'postgres' for the server: sandbox not tested against PostgreSQL"
+            "tests run as root and there is no account 'postgres' for the server: not tested against PostgreSQL"
         )
 
 
 @contextmanager
-def running_postgresql() -> Iterator[PostgresqlServer]:
-    """Start a server, wait until it answers, stop it at the end; skips where there are no binaries."""
+def running_postgresql(*, tls: tuple[bytes, bytes] | None = None, port: int = 5432) -> Iterator[PostgresqlServer]:
+    """Start a server, wait until it answers, stop it at the end; skips where there are no binaries.
+
+    With `tls`, a key and its certificate as PEM, it also listens on 127.0.0.1 at `port`.
+    """
     binaries, account = _binaries(), _account()
     # Not under pytest's own folder, which only its owner may enter; a socket's path holds 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
@@ -94,6 +103,13 @@ def running_postgresql() -> Iterator[PostgresqlServer]:
             "fsync": "off",
             "shared_buffers": "16MB",
         }
+        if tls is not None:
+            for name, content in zip(("server.key", "server.crt"), tls, strict=True):
+                (data / name).write_bytes(content)
+                (data / name).chmod(0o600)
+                if account:
+                    shutil.chown(data / name, account)
+            settings |= {"ssl": "on", "listen_addresses": "127.0.0.1", "port": str(port)}
 
         def start() -> "subprocess.Popen[bytes]":
             with (folder / "log").open("ab") as log:
@@ -102,7 +118,7 @@ def running_postgresql() -> Iterator[PostgresqlServer]:
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, user=account, cwd="/",
                 )  # fmt: skip
 
-        server = PostgresqlServer(folder, start(), start)
+        server = PostgresqlServer(folder, start(), start, port)
         try:
             _wait_until_ready(server, binaries)
             yield server
@@ -123,9 +139,8 @@ def _wait_until_ready(server: PostgresqlServer, binaries: Path) -> None:
     for _ in range(600):
         if server.process.poll() is not None:
             raise RuntimeError(f"PostgreSQL ended at start: {(server.folder / 'log').read_text()[-500:]}")
-        ready = (
-            subprocess.run([binaries / "pg_isready", "-q", "-t", "1", "-h", server.folder], check=False).returncode == 0
-        )
+        look = [binaries / "pg_isready", "-q", "-t", "1", "-h", server.folder, "-p", str(server.port)]
+        ready = subprocess.run(look, check=False).returncode == 0
         if ready and status.exists():
             return
         try:

@@ -39,6 +39,7 @@ KEYS: tuple[Key, ...] = (
     ("odd", "swapped", "0a", "ed25519 without private"),
     ("going", "identity", "01", "ed25519"),
     ("closing", "tls", "01", "secp256r1"),
+    ("losing", "tls", "01", "secp256r1"),
     ("authority", "ca", "01", "secp256r1"),
     ("authority", "ca-2", "02", "secp384r1"),
     ("hospital", "identity", "01", "ed25519"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event as sqlalchemy_event
 
@@ -67,39 +67,61 @@ def masking(until: str = "unmasking") -> MaskedRounds:
 # --- a seal
 
 
+class OneKey:
+    """The same key for every attempt, which no vault gives: what binds is the seal's."""
+
+    def make(self, name: AttemptName) -> bytes:
+        return bytes(range(KEY_BYTES))
+
+    def read(self, name: AttemptName) -> bytes | None:
+        return self.make(name)
+
+    def keep_only(self, name: AttemptName | None) -> None: ...
+
+
+def seal_of(name: AttemptName) -> AttemptSeal:
+    seal = AttemptSeal(OneKey())
+    seal.begin(name)
+    return seal
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(NAME, federation=FederationName("other")),
+        replace(NAME, plan=digest_of(b"another plan")),
+        replace(NAME, round=4),
+        replace(NAME, attempt=3),
+    ],
+    ids=["federation", "plan", "round", "attempt"],
+)
+def test_a_row_of_one_attempt_is_none_of_another_that_differs_in_one_thing(other: AttemptName) -> None:
+    sealed = seal_of(NAME).seal(5, b"a share")
+    with pytest.raises(StorageError, match="does not open with the attempt's key"):
+        seal_of(other).open(5, sealed)
+
+
 @given(
-    other=st.builds(
-        AttemptName,
-        federation=st.sampled_from([FEDERATION, FederationName("other")]),
-        plan=st.sampled_from([NAME.plan, digest_of(b"another plan")]),
-        round=st.integers(1, 40),
-        attempt=st.integers(1, 40),
-    ),
-    position=st.integers(0, 40),
-    at=st.integers(0, 40),
+    numbers=st.tuples(st.integers(1, 400), st.integers(1, 400), st.integers(0, 400)),
+    others=st.tuples(st.integers(1, 400), st.integers(1, 400), st.integers(0, 400)),
+    same=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     content=st.binary(max_size=60),
 )
-def test_a_row_opens_in_its_own_place_alone(other: AttemptName, position: int, at: int, content: bytes) -> None:
-    class OneKey:
-        """The same key for every attempt, which no vault gives: what binds is the seal's."""
-
-        def make(self, name: AttemptName) -> bytes:
-            return bytes(range(KEY_BYTES))
-
-        def read(self, name: AttemptName) -> bytes | None:
-            return self.make(name)
-
-        def keep_only(self, name: AttemptName | None) -> None: ...
-
-    one, two = AttemptSeal(OneKey()), AttemptSeal(OneKey())
-    one.begin(NAME)
-    two.begin(other)
-    sealed = one.seal(position, content)
-    assert one.open(position, sealed) == content
-    assert sealed != one.seal(position, content), "no nonce twice"
-    if (other, at) != (NAME, position):
+def test_a_row_opens_in_its_own_place_alone(
+    numbers: tuple[int, int, int], others: tuple[int, int, int], same: tuple[bool, bool, bool], content: bytes
+) -> None:
+    """Round, attempt and position, of which some are alike."""
+    others = tuple(one if kept else other for one, other, kept in zip(numbers, others, same, strict=True))  # type: ignore[assignment]
+    one = seal_of(replace(NAME, round=numbers[0], attempt=numbers[1]))
+    sealed = one.seal(numbers[2], content)
+    assert one.open(numbers[2], sealed) == content
+    assert sealed != one.seal(numbers[2], content), "no nonce twice"
+    if others != numbers:
         with pytest.raises(StorageError, match="does not open with the attempt's key"):
-            two.open(at, sealed)
+            seal_of(replace(NAME, round=others[0], attempt=others[1])).open(others[2], sealed)
+    for position in {0, numbers[2] + 1} - {numbers[2]}:
+        with pytest.raises(StorageError, match="does not open with the attempt's key"):
+            one.open(position, sealed)
 
 
 @given(content=st.binary(max_size=60), change=st.data())
@@ -178,7 +200,12 @@ class Reader:
                 self.read += bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=20,
+    phases=(Phase.generate,),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(choices=st.lists(st.sampled_from([*range(4)] * 6 + [4, 5]), min_size=12, max_size=60))
 def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sent(
     choices: list[int], tmp_path_factory: pytest.TempPathFactory
@@ -207,16 +234,27 @@ def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sen
                 assert keys(vault) == [], "the attempt is over, and its key is gone"
                 break
         # 24 bytes of anything that a silo sent: less than any share, key or signature.
-        for event in journals:
-            for at in range(0, max(1, len(event) - 24), 96):
-                assert event[at : at + 24] not in reader.read
+        pieces = [event[at : at + 24] for event in journals for at in range(0, max(1, len(event) - 24), 96)]
+        found = sum(piece in reader.read for piece in pieces)
+        assert found == 0
+
+
+def test_a_reader_of_the_database_has_nothing_of_an_attempt_that_came_to_its_end(store: SqlRoundStore) -> None:
+    reader, rounds = Reader(store), masking()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    rounds.run()
+    store.transition(rounds.state, [], at=T0, now=T0)
+    journal = journal_of(rounds.state)
+    found = sum(event[at : at + 24] in reader.read for event in journal for at in range(0, len(event) - 24, 96))
+    assert found == 0
 
 
 def test_the_search_finds_what_is_not_sealed(path: Path) -> None:
     with closing(SqlRoundStore(path, FEDERATION)) as store:
         reader, rounds = Reader(store), masking()
         store.transition(rounds.state, [], at=T0, now=T0)
-    assert journal_of(rounds.state)[-1][:24] in reader.read
+    found = journal_of(rounds.state)[-1][:24] in reader.read
+    assert found
 
 
 def test_a_sealed_attempt_goes_on_after_a_start(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:
@@ -260,6 +298,25 @@ def test_and_one_that_a_kill_left_with_the_first_transition_after_the_start(path
     with closing(SqlRoundStore(path, FEDERATION, vault)) as store:
         store.transition(store.load(T0), [], at=T0, now=T0)
     assert keys(vault) == []
+
+
+def test_two_transitions_that_fail_leave_the_attempt_with_its_key(
+    store: SqlRoundStore, path: Path, vault: FolderKeyVault
+) -> None:
+    """The next attempt is begun, and is not; the one before goes on, and does not; the process is started again."""
+    rounds = masking("share keys")
+    store.transition(rounds.state, [], at=T0, now=T0)
+    assert isinstance(rounds.state, Masking)
+    other = replace(rounds.state, attempt=2)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TRIGGER full BEFORE UPDATE ON machine BEGIN SELECT RAISE(ABORT, 'full'); END")
+    for state in (other, rounds.state):
+        with pytest.raises(StorageError, match="full"):
+            store.transition(state, [], at=T0, now=T0)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TRIGGER full")
+    with closing(SqlRoundStore(path, FEDERATION, vault)) as again:
+        assert again.load(T0) == rounds.state
 
 
 def test_who_only_looks_destroys_no_key(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:

@@ -11,6 +11,7 @@ from lorica.bench.private import run
 from lorica.bench.private.measure import Task, model_for, records
 from lorica.bench.private.run import Choice, choice, run_bench_dp
 from lorica.bench.private.ways import WAYS
+from lorica.documentation import bench_tables
 from lorica_security.errors import ConfigurationError, StateError
 from silo_agent.training.data.batches import collate
 from silo_agent.training.private.clipping import clipping
@@ -66,6 +67,31 @@ def test_figures_are_medians_over_turns_and_ratios_of_one_turn(monkeypatch: pyte
     assert (plain.measured.step_s, ghost.measured.step_s, ghost.measured.cpu_s) == (2.0, 4.0, 8.0)
     assert (ghost.time_ratio, ghost.memory_ratio, ghost.turns) == (2.0, 1.0, 3)
     assert ghost.to_json()["turns"] == 3
+
+
+def test_a_run_that_is_cut_short_leaves_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    left = iter([1.0, 3.0, 2.0])
+
+    def told(*_: object, name: str) -> dict[str, object]:
+        if (step_s := next(left, None)) is None:
+            raise StateError(name)
+        return {
+            "parameters": 1,
+            "trained_parameters": 1,
+            "noise_s": 0.1,
+            "peak_bytes": 7,
+            "step_s": step_s,
+            "cpu_s": step_s,
+        }
+
+    monkeypatch.setattr(run, "measured_apart", told)
+    with pytest.raises(StateError, match="micro, ghost"):
+        run_bench_dp(chosen(turns=2, out=tmp_path / "out.json"), QUIET)
+    plain, ghost = read_figures(tmp_path / "out.json")[1]
+    assert (plain["turns"], plain["step_s"]) == (2, 1.5)
+    assert (ghost["turns"], ghost["time_ratio"]) == (1, 3.0)
+    _, rows = bench_tables.private([plain, ghost])
+    assert [tuple(row[-3:]) for row in rows] == [("", "", ""), ("3.00 x", "1.00 x", "plain")]
 
 
 def test_what_differs_of_training_is_a_key_of_plans() -> None:

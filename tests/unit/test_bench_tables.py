@@ -58,6 +58,20 @@ def test_systems_of_one_size_stand_beside_the_first_of_it() -> None:
     assert told[1]["agent peak MB"] == "0", "no multiple of nothing"
 
 
+def test_memory_below_the_start_is_said_and_has_no_multiple() -> None:
+    shrunk = {**FOUND[1].to_json(), "coordinator_peak_bytes": -20_000_000}
+    names, rows = bench_tables.rounds([FOUND[0].to_json(), shrunk])
+    assert dict(zip(names, rows[1], strict=True))["coordinator peak MB"] == "less than at its start"
+
+
+def test_a_masked_round_is_set_beside_the_one_in_the_clear_of_its_run() -> None:
+    alone = {**FOUND[1].to_json(), "wall_s": None}
+    names, rows = bench_tables.masked_rounds([alone, FOUND[0].to_json(), FOUND[1].to_json()])
+    assert [row[0] for row in rows] == ["lorica", "flwr"]
+    assert rows[1][names.index("wall s") + 1] == "3.0"
+    assert rows[0][names.index("wall s") + 1] == ""
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in bench_tables.FIGURES.glob("*.json")))
 def test_the_figures_that_are_published_are_of_this_projects_code(name: str) -> None:
     measured, found = read_figures(bench_tables.FIGURES / f"{name}.json")

@@ -253,7 +253,7 @@ def test_a_library_that_others_can_write_or_that_is_none_is_refused(tmp_path: Pa
 
 def test_without_the_extra_the_remedy_is_named(pin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pkcs11", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'lorica\[token\]'"):
+    with pytest.raises(ConfigurationError, match="the extra `token` brings: pip install python-pkcs11"):
         identity_in_token(uri("silo", "identity", pin))
 
 

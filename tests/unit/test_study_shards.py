@@ -61,19 +61,19 @@ def study() -> Study:
     return parse_toml(Study, STUDY, "study.toml")
 
 
-def done(out: Path, data: Path, *shards: Shard) -> dict[str, dict[str, Any]]:
+def done(out: Path, data: Path, *shards: Shard, jobs: int = 1) -> dict[str, dict[str, Any]]:
     """Lines of results by run, but for how long each took and the commit, which another window may move meanwhile."""
     left_out = {"seconds", "commit"}
     for shard in shards:
-        run_study(study(), out, data=data, device="cpu", threads=1, shard=shard, console=Console(quiet=True))
+        run_study(study(), out, data=data, device="cpu", threads=1, jobs=jobs, shard=shard, console=Console(quiet=True))
     return {line["run"]: {key: value for key, value in line.items() if key not in left_out} for line in results(out)}
 
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of the study, undivided."""
+    """Results of the study, undivided, by two jobs."""
     out = tmp_path_factory.mktemp("whole")
-    done(out, data, WHOLE)
+    done(out, data, WHOLE, jobs=2)
     return out
 
 

@@ -18,7 +18,7 @@ import typer
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, chosen_folder
 from lorica_coordinator.edges.operator_host.access_folder import AccessFolder
 from lorica_coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_S, OperatorAccess
-from lorica_coordinator.opened import Coordinator, disks
+from lorica_coordinator.opened import Coordinator, disks, leading
 from lorica_coordinator.settings import Settings
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError, Conflict
@@ -67,8 +67,9 @@ class OnTheHost:
         # Here, not above: where a coordinator runs, nothing of what it is made of is needed.
         from lorica_coordinator.composition import offline_operator
 
-        async with offline_operator(self.coordinator) as servicer:
-            return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
+        with leading(self.coordinator) as leader:
+            async with offline_operator(leader) as servicer:
+                return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire
 
 
 @dataclass(frozen=True, slots=True)

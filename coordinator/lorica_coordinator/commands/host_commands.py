@@ -3,12 +3,15 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
+import structlog
 import typer
 
 from lorica_coordinator.commands.command_line import (
@@ -26,12 +29,13 @@ from lorica_coordinator.edges.check.told_address import leads_to_itself, loopbac
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
-from lorica_coordinator.opened import Coordinator, disks, load_keys
+from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
 from lorica_security.console.terminal import terminal
+from lorica_security.daemon.heartbeat import tell_systemd
 from lorica_security.daemon.listen_address import is_loopback
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host import ballast, files, key_file
 from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.host.process_lock import ProcessLock
@@ -39,6 +43,7 @@ from lorica_security.identifiers import federation_name
 from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
 from silo_wire.transport import keep_chunks_in_memory
 
+STAND_BY_S: Final = 1.0
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 
 
@@ -163,8 +168,37 @@ def serve_command(
         plan = ""
     for disk in disks(coordinator):
         ballast.keep(disk)
-    with ProcessLock(coordinator.folder.lock, "coordinator"):
-        asyncio.run(serve(coordinator, offer=plan, ready=_announce(coordinator), where=where))
+    with leading(coordinator, waiting=_standing_by()) as leader, _folder_lock(leader):
+        asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
+
+
+def _standing_by() -> Callable[[], None]:
+    """What a coordinator does once a second while another one leads: it holds nothing, so that any signal ends it."""
+    said = False
+
+    def stand_by() -> None:
+        nonlocal said
+        if not said:
+            structlog.get_logger(__name__).info("stands by", detail="another coordinator leads; this one takes over")
+            tell_systemd("READY=1")
+            said = True
+        tell_systemd("WATCHDOG=1")
+        time.sleep(STAND_BY_S)
+
+    return stand_by
+
+
+@contextmanager
+def _folder_lock(coordinator: Coordinator) -> Iterator[None]:
+    """The folder's lock. Where the database elects, one that was overtaken and hangs may have it still: its term is
+    over, and it is not waited for."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(ProcessLock(coordinator.folder.lock, "coordinator"))
+        except Conflict:
+            if coordinator.leadership is None:
+                raise
+        yield
 
 
 def check(

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from lorica_coordinator.commands.command_line import Dir, enter_command, instant, own_folder, reach, say
-from lorica_coordinator.edges.database.open_store import SQLITE, require_sqlite, server_of
+from lorica_coordinator.edges.database.open_store import SQLITE, leadership_of, require_sqlite, server_of
+from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.upkeep.backup import back_up
@@ -20,6 +21,7 @@ from lorica_security.errors import ConfigurationError
 from lorica_security.host import key_file
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.host.software_version import software_version
+from lorica_security.identifiers import federation_name
 from silo_wire.v1 import operator_pb2
 
 
@@ -132,7 +134,10 @@ def upgrade(
     with ProcessLock(folder.lock, "coordinator"):
         enter_command(folder, "upgrade", to=to)
         if server is not None:
-            done = upgrade_server(server, to=to)
+            found = leadership_of(settings, folder.settings, federation_name(settings.federation))
+            assert found is not None
+            with alone(found[0]):
+                done = upgrade_server(server, to=to)
         else:
             done = bring_to(settings.state_folder / SQLITE, to=to, now=datetime.now(UTC))
     if server is not None and done.before != done.after:

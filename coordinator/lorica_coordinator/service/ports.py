@@ -28,7 +28,7 @@ from lorica_coordinator.service.views.pulse import Pulse
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Event, Particular
 from lorica_security.audit.signed_head import SignedHead
-from lorica_security.errors import Conflict
+from lorica_security.errors import Unreachable
 from lorica_security.identifiers import Identity, SiloName
 from lorica_security.identity.succession import Succession
 from lorica_security.pki.authority_succession import AuthoritySuccession
@@ -48,9 +48,9 @@ Steady = Callable[[], float]
 """Seconds since whenever, of a clock that nobody can set: for waiting and deadlines."""
 
 
-class Overtaken(Conflict):
+class Overtaken(Unreachable):
     """The state was written by somebody else, or is ahead of this process: it must end, and whoever starts next takes
-    the state up."""
+    the state up. Silos try again, as with any coordinator that has gone; nothing in its text is of this machine."""
 
 
 class PlanShelf(Protocol):

@@ -49,7 +49,12 @@ def rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
 
 
 def _cell(one: Mapping[str, Any], first: Mapping[str, Any], key: str, digits: int, unit: float = 1) -> str:
-    """A figure of `one`, in units, and what multiple it is of that of `first`, where they are two and there is one."""
+    """A figure of `one`, in units, and what multiple it is of that of `first`, where they are two and there is one.
+
+    Memory is beyond that of the process as it began, of which the kernel may have taken pages back.
+    """
+    if one[key] < 0:
+        return "less than at its start"
     text = f"{one[key] / unit:,.{digits}f}"
     return text if one is first or first[key] <= 0 else f"{text} ({one[key] / first[key]:.1f} x)"
 
@@ -135,6 +140,25 @@ def trainers(found: Sequence[Mapping[str, Any]]) -> _Rows:
             _ratios(one["time_ratios"]),
             _ratios(one["cpu_ratios"]),
             f"{one['loss']:.3f}",
+        )
+        for one in found
+    ]
+    return names, rows
+
+
+def private(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-dp`."""
+    names = ("size", "records a step, at a time", "way", "step s", "CPU s", "peak MB", "CPU", "memory", "beside")
+    rows: list[Sequence[str]] = [
+        (
+            one["size"],
+            f"{one['batch']}, {one['physical']}",
+            one["way"],
+            f"{one['step_s']:.2f}",
+            f"{one['cpu_s']:.2f}",
+            f"{one['peak_bytes'] / 1e6:,.0f}",
+            *("" if one[key] is None else f"{one[key]:.2f} x" for key in ("cpu_ratio", "memory_ratio")),
+            one["beside"] or "",
         )
         for one in found
     ]

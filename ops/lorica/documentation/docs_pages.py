@@ -119,10 +119,16 @@ def rooms_table(package: str) -> str:
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
+    "bench-base-peers": partial(bench_tables.table, "base-peers", bench_tables.rounds),
+    "bench-masks": partial(bench_tables.table, "masks", bench_tables.masks),
+    "bench-masked-base": partial(bench_tables.table, "masked-base", bench_tables.masked_rounds),
+    "bench-masked": partial(bench_tables.table, "masked", bench_tables.masked_rounds),
     "bench-silos": partial(bench_tables.table, "silos", bench_tables.rounds),
     "bench-simulation": partial(bench_tables.table, "simulation", bench_tables.simulations),
     "bench-simulation-few": partial(bench_tables.table, "simulation-few", bench_tables.simulations),
+    "bench-private": partial(bench_tables.table, "private", bench_tables.private),
     "bench-training": partial(bench_tables.table, "training", bench_tables.trainers),
+    "bench-training-base": partial(bench_tables.table, "training-base", bench_tables.trainers),
     "bench-small": partial(bench_tables.table, "small", bench_tables.rounds),
     "plan": plan_table,
     "plan-model": plan_model_table,

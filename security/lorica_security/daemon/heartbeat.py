@@ -23,23 +23,23 @@ BEAT_S: Final = 10.0
 async def beating(file: Path) -> AsyncIterator[None]:
     """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive,
     stopping."""
-    _tell_systemd("READY=1")
+    tell_systemd("READY=1")
     try:
         async with beside(_beat(file)):
             yield
     finally:
-        _tell_systemd("STOPPING=1")
+        tell_systemd("STOPPING=1")
 
 
 async def _beat(file: Path) -> None:
     while True:
         with suppress(OSError):  # a file that grows old says so itself
             os.utime(file)
-        _tell_systemd("WATCHDOG=1")
+        tell_systemd("WATCHDOG=1")
         await asyncio.sleep(BEAT_S)
 
 
-def _tell_systemd(word: str) -> None:
+def tell_systemd(word: str) -> None:
     """sd_notify(3): one datagram to the socket that systemd names; nothing where it names none."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

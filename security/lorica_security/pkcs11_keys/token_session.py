@@ -106,7 +106,9 @@ def _token(uri: TokenUri) -> Any:
     try:
         import pkcs11
     except ImportError as error:
-        raise TokenUnusable(f"a key in a token needs python-pkcs11: pip install 'lorica[{EXTRA}]'") from error
+        raise TokenUnusable(
+            f"a key in a token needs python-pkcs11, which the extra `{EXTRA}` brings: pip install python-pkcs11"
+        ) from error
     _require_safe_library(Path(uri.module))
     try:
         library = pkcs11.lib(uri.module)

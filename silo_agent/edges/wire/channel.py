@@ -18,6 +18,8 @@ from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for
 from silo_wire.tls import require_tls_1_3
 from silo_wire.transport import CHANNEL_OPTIONS
 
+_log = structlog.stdlib.get_logger("silo-agent")
+
 
 def mutual_channel(credentials: SiloCredentials, *, relay: str = "") -> grpc.aio.Channel:
     """To the listener that asks for our certificate, through a `relay` (host:port) of this machine where one is
@@ -62,7 +64,7 @@ class _Signing:
         try:
             return self._key.sign(data, ec.ECDSA(self._hash))
         except LoricaError as error:
-            structlog.get_logger().error("tls-key-in-token", error=str(error))  # gRPC says no more than UNAVAILABLE
+            _log.error("tls-key-in-token", error=str(error))  # gRPC says no more than UNAVAILABLE
             raise
 
 

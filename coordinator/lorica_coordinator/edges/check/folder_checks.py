@@ -20,6 +20,7 @@ from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.host import key_file
 from lorica_security.host.files import make_private_folder
 from lorica_security.host.process_lock import holder
+from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
 from lorica_security.pki.parsing import parse_certificate
 from lorica_security.pki.peer import check_coordinator
 from lorica_security.pki.validity import Window
@@ -58,11 +59,11 @@ def load_keys(found: Found) -> None:
 def keys_said(found: Found) -> str:
     if found.keys_error is not None:
         raise found.keys_error
-    protected = key_file.is_encrypted((found.ground.folder.keys / "identity.key").read_bytes())
-    return (
-        f"authority of {found.keys.federation}, "
-        f"{'encrypted' if protected else 'in clear, readable by their owner alone'}"
-    )
+    contents = [path.read_bytes() for path in key_files(found.ground.folder.keys)]
+    in_tokens = sum(map(key_file.is_reference, contents))
+    kept = "encrypted" if any(map(key_file.is_encrypted, contents)) else "in clear, readable by their owner alone"
+    also = f"; {in_tokens} in a token, {'which has' if in_tokens == 1 else 'each of which has'} signed a challenge"
+    return f"authority of {found.keys.federation}, {kept}{also if in_tokens else ''}"
 
 
 def _loaded(found: Found) -> KeyStore:
@@ -79,11 +80,13 @@ def _loaded(found: Found) -> KeyStore:
         passphrase = key_file.passphrase_of(os.environ)
     if passphrase is not None:
         for path in key_files(folder):
-            if not key_file.is_encrypted(path.read_bytes()):
+            content = path.read_bytes()
+            if not key_file.is_reference(content) and not key_file.is_encrypted(content):
                 raise misconfigured(Mistake.KEY_CLEAR.value, f"{path} is not encrypted")
     with (
         meaning(Mistake.PASSPHRASE.value, key_file.WrongPassphrase),
         meaning(Mistake.KEY_DAMAGED.value, ConfigurationError),
+        meaning(Mistake.TOKEN.value, TokenUnusable, WrongPin),
     ):
         keys = found.ground.keys(found.settings)
     if keys.federation != found.settings.federation:

@@ -47,6 +47,12 @@ class Mistake(Enum):
         "keys are encrypted, and the passphrase of the environment does not open them, or there is none",
         "give the right one in LORICA_KEY_PASSPHRASE_FILE",
     )
+    TOKEN = Misconfiguration(
+        "token-unusable",
+        "keys",
+        "a key lies in a PKCS#11 token, and the library, the token, its PIN or the key is not as its file says",
+        "do what the line says before the next start: a token counts wrong PINs, and locks after a few",
+    )
     KEY_DAMAGED = Misconfiguration(
         "key-damaged",
         "keys",

@@ -1,23 +1,72 @@
 """The store that federation.toml means: SQLite in the state folder, or PostgreSQL with the keys of attempts in it."""
 
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
+from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.identifiers import FederationName
 
 SQLITE = "state.sqlite"
 
 
-def open_store(settings: Settings, file: Path, federation: FederationName) -> SqlRoundStore:
-    """`file` is what `settings` were read from. Raises ConfigurationError, StorageError naming the database."""
+def open_store(
+    settings: Settings, file: Path, federation: FederationName, leadership: Leadership | None = None
+) -> SqlRoundStore:
+    """`file` is what `settings` were read from. In PostgreSQL who has no `leadership` only looks.
+
+    Raises ConfigurationError, StorageError naming the database.
+    """
     if (server := server_of(settings, file)) is None:
         return SqlRoundStore(settings.state_folder / SQLITE, federation)
-    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER))
+    fence = read_only if leadership is None else leadership.fence
+    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER), fence)
+
+
+def leadership_of(
+    settings: Settings, file: Path, federation: FederationName, identity: str = ""
+) -> tuple[Leadership, Callable[[], None]] | None:
+    """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
+    decides. `identity` as for Leadership; a command that begins no term needs none."""
+    if (server := server_of(settings, file)) is None:
+        return None
+    place = DatabasePlace.parse(settings.storage.database, file)
+
+    def prepare() -> None:
+        _require_no_other_state(settings, server)
+        SqlRoundStore(server, federation).close()
+
+    return Leadership(place, server, federation, identity), prepare
+
+
+def _require_no_other_state(settings: Settings, server: PostgresqlDatabase) -> None:
+    """Raises ConfigurationError where a database without tables would take the place of a state in the folder."""
+    path = settings.state_folder / SQLITE
+    try:
+        with server.engine.connect() as connection:
+            if revision_of(connection) is not None or not path.is_file():
+                return
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as folder:
+            silos = folder.execute("SELECT count(*) FROM silos").fetchone()[0]
+    except SQLAlchemyError as error:
+        raise server.failed(error) from error
+    except sqlite3.Error as error:
+        raise StorageError(f"{path} cannot be read ({error}): restore it from backup, or move it aside") from error
+    if silos:
+        raise ConfigurationError(
+            f"{path} has {silos} silos, and {server.name} has no tables: nothing is moved from one to the other; leave "
+            "[storage] database empty to go on, or move that file aside and enrol all silos anew"
+        )
 
 
 def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:

@@ -9,7 +9,7 @@ keeps old blocks does. PostgreSQL keeps everything: there they are sealed (seali
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,9 +88,14 @@ class SqlRoundStore:
     """Implements `lorica_coordinator.service.ports.RoundStore`. Safe to call from several threads."""
 
     def __init__(
-        self, place: Path | PostgresqlDatabase, federation: FederationName, vault: KeyVault | None = None
+        self,
+        place: Path | PostgresqlDatabase,
+        federation: FederationName,
+        vault: KeyVault | None = None,
+        fence: Callable[[Connection], None] | None = None,
     ) -> None:
-        """Open the database, or make its tables; with a `vault` masked attempts are sealed under its keys.
+        """Open the database, or make its tables; with a `vault` masked attempts are sealed under its keys. `fence`
+        begins each transaction, and raises where this process may not do it.
 
         Raises StorageError naming it, also for tables of another release, ConfigurationError for another server.
         """
@@ -101,15 +106,19 @@ class SqlRoundStore:
         self._in_doubt: set[str] = set()  # transitions that failed, and may be saved all the same
         self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
+        self._fence: Callable[[Connection], None] | None = None
         with self._transaction() as connection:
             self.place.require_fit(connection)
             revision = revision_of(connection)
+            if revision is None and fence is not None:
+                raise StorageError(f"{self.place.name} has no tables yet: `coordinator serve` makes them")
             if revision is None:
                 metadata.create_all(connection)
                 connection.execute(insert(revisions).values(version_num=TABLES_REVISION))
                 connection.execute(insert(schema).values(version=TABLES_VERSION))
             else:
                 require_current(revision, self.place.name)
+        self._fence = fence
 
     def close(self) -> None:
         if not self._log_is_clear:
@@ -121,6 +130,8 @@ class SqlRoundStore:
         """One transaction, and after it the log that could not be emptied yet: whoever read it may be gone."""
         try:
             with self._database.begin() as connection:
+                if self._fence is not None:
+                    self._fence(connection)
                 yield connection
         except SQLAlchemyError as error:
             raise self.place.failed(error) from error
@@ -163,14 +174,11 @@ class SqlRoundStore:
     def _require_newest(self, connection: Connection) -> None:
         """Raises Overtaken where a transition is saved after all whose caller was told that it is not."""
         if self._in_doubt and connection.execute(select(machine.c.saved_as)).scalar() in self._in_doubt:
-            raise Overtaken(
-                f"{self.place.name} has saved a transition of which the answer was lost with the connection: the "
-                "coordinator ends; start it again, and it goes on from there"
-            )
+            raise Overtaken("the database saved a transition whose answer was lost on the way: start again")
 
     @contextmanager
     def _unless_saved(self, saved_as: str) -> Iterator[None]:
-        """Let an error pass by where the transaction was saved, and its answer alone was lost on the way."""
+        """No error where the answer alone was lost."""
         try:
             yield
         except StorageError:
@@ -183,12 +191,10 @@ class SqlRoundStore:
                 saved = connection.execute(select(machine.c.saved_as)).scalar() == saved_as
         except StorageError:
             return False  # and it stays in doubt
-        if not saved:
-            self._in_doubt.discard(saved_as)
+        self._in_doubt -= set() if saved else {saved_as}
         return saved
 
     def _clear_log(self) -> None:
-        """Where another process reads just now, after a later transaction."""
         self._log_is_clear = self.place.clear_log()
 
     # --- silos and invitations

@@ -103,15 +103,15 @@ def run_bench_dp(chosen: Choice, console: Console) -> list[Entry]:
     results: list[Entry] = []
     for size in chosen.sizes:
         of_size: list[Entry] = []
-        for entry in _entries(chosen, size, console):
-            of_size.append(entry)
-            results.append(entry)
-            write_figures(chosen.out, [one.to_json() for one in results])
+        for of_size in _measured(chosen, size, console):
+            write_figures(chosen.out, [one.to_json() for one in (*results, *of_size)])
+        results += of_size
         show_table(console, _table(of_size))
     return results
 
 
-def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
+def _measured(chosen: Choice, size: str, console: Console) -> Iterator[list[Entry]]:
+    """What is known of the ways after each that was measured."""
     tasks = {
         name: Task(
             way=name,
@@ -129,19 +129,22 @@ def _entries(chosen: Choice, size: str, console: Console) -> Iterator[Entry]:
         for name, task in tasks.items():
             with console.status(f"{size}: {name}, {turn + 1} of {chosen.turns}"):
                 told = measured_apart("lorica.bench.private.measure", asdict(task), name=f"{size}, {name}")
-                done[name].append(Measured(**told))
-    for name, task in tasks.items():
-        beside = WAYS[name].beside
-        others = done.get(beside) if beside is not None else None
-        yield Entry(
-            task=task,
-            turns=chosen.turns,
-            measured=_median(done[name]),
-            beside=beside,
-            time_ratio=_ratio("step_s", done[name], others),
-            cpu_ratio=_ratio("cpu_s", done[name], others),
-            memory_ratio=_ratio("peak_bytes", done[name], others),
-        )
+            done[name].append(Measured(**told))
+            yield [_entry(one, done) for one in tasks.values() if done[one.way]]
+
+
+def _entry(task: Task, done: Mapping[str, Sequence[Measured]]) -> Entry:
+    own, beside = done[task.way], WAYS[task.way].beside
+    others = done.get(beside, ()) if beside is not None else ()
+    return Entry(
+        task=task,
+        turns=len(own),
+        measured=_median(own),
+        beside=beside,
+        time_ratio=_ratio("step_s", own, others),
+        cpu_ratio=_ratio("cpu_s", own, others),
+        memory_ratio=_ratio("peak_bytes", own, others),
+    )
 
 
 def _median(turns: Sequence[Measured]) -> Measured:
@@ -158,12 +161,12 @@ def _median(turns: Sequence[Measured]) -> Measured:
     )
 
 
-def _ratio(field: str, turns: Sequence[Measured], others: Sequence[Measured] | None) -> float | None:
-    """The median of the turns' ratios."""
-    if others is None:
+def _ratio(field: str, turns: Sequence[Measured], others: Sequence[Measured]) -> float | None:
+    """The median of the turns' ratios, of those that both have."""
+    ratios = [getattr(one, field) / getattr(other, field) for one, other in zip(turns, others, strict=False)]
+    if not ratios:
         return None
-    ratios = (getattr(one, field) / getattr(other, field) for one, other in zip(turns, others, strict=True))
-    return round(statistics.median(ratios), 3)
+    return round(float(statistics.median(ratios)), 3)
 
 
 def _table(found: Sequence[Entry]) -> Table:

@@ -5,7 +5,7 @@ meets both.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -84,14 +84,16 @@ def run_bench_training(chosen: Choice, console: Console) -> list[Entry]:
     they did not train on the same."""
     results: list[Entry] = []
     for size in chosen.sizes:
-        of_size = _entries(chosen, size, console)
+        of_size: list[Entry] = []
+        for of_size in _turns(chosen, size, console):
+            write_figures(chosen.out, [one.to_json() for one in (*results, *of_size)])
         results += of_size
-        write_figures(chosen.out, [one.to_json() for one in results])
         show_table(console, _table(of_size))
     return results
 
 
-def _entries(chosen: Choice, size: str, console: Console) -> list[Entry]:
+def _turns(chosen: Choice, size: str, console: Console) -> Iterator[list[Entry]]:
+    """What is known of each way, after each turn."""
     first = Task(
         way=WAYS[0],
         size=size,
@@ -108,18 +110,18 @@ def _entries(chosen: Choice, size: str, console: Console) -> list[Entry]:
         for task, done in zip(tasks, turns, strict=True):
             with console.status(f"{size}: {task.way}, {turn + 1} of {chosen.turns}"):
                 told = measured_apart("lorica.bench.trainers.measure", asdict(task), name=f"{size}, {task.way}")
-                done.append(Measured(**told))
-    if len({(one.examples, one.parameters) for done in turns for one in done}) > 1:
-        raise StateError(f"{size}: the ways to train did not see the same examples and the same model")
-    return [
-        Entry(
-            task=task,
-            turns=done,
-            time_ratios=None if task is tasks[0] else _ratios("step_s", done, turns[0]),
-            cpu_ratios=None if task is tasks[0] else _ratios("cpu_s", done, turns[0]),
-        )
-        for task, done in zip(tasks, turns, strict=True)
-    ]
+            done.append(Measured(**told))
+        if len({(one.examples, one.parameters) for done in turns for one in done}) > 1:
+            raise StateError(f"{size}: the ways to train did not see the same examples and the same model")
+        yield [
+            Entry(
+                task=task,
+                turns=tuple(done),
+                time_ratios=None if task is tasks[0] else _ratios("step_s", done, turns[0]),
+                cpu_ratios=None if task is tasks[0] else _ratios("cpu_s", done, turns[0]),
+            )
+            for task, done in zip(tasks, turns, strict=True)
+        ]
 
 
 def _ratios(field: str, turns: Sequence[Measured], beside: Sequence[Measured]) -> Sequence[float]:

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import SQLAlchemyError, TimeoutError
+from sqlalchemy.pool import NullPool
 
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_security.errors import ConfigurationError, StorageError
@@ -24,8 +25,8 @@ _FIRST_PAUSE_S: Final = 0.005
 CONNECT_S: Final = 10
 _SESSION: Final = {
     "statement_timeout": "30s",
-    "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "60s",
+    "lock_timeout": "15s",
+    "idle_in_transaction_session_timeout": "10s",
     "synchronous_commit": "on",
 }
 _KEEPALIVE: Final = {
@@ -41,7 +42,7 @@ _DEFECTS: Final = {
     "53100": "its disk is full: give it room",
     "53300": "it has too many connections: raise max_connections, or end others'",
     "57014": "a statement took longer than 30 seconds: see what else the server does, and its disk",
-    "55P03": "a lock was held for more than 10 seconds: see in pg_stat_activity who holds it",
+    "55P03": "a lock was held for more than 15 seconds: see in pg_stat_activity who holds it",
     "42501": "the role may not do this: make it the owner of the database and its schema",
     "42P01": "a table is missing: restore the database from its backup",
     "42703": "a column is missing: run `coordinator upgrade`, or restore the database from its backup",
@@ -109,7 +110,6 @@ class PostgresqlDatabase:
 
 
 def _engine(place: DatabasePlace) -> Engine:
-    options = " ".join(f"-c {key}={value}" for key, value in _SESSION.items())
     return create_engine(
         place.url.set(host=None, port=None, query={}),
         isolation_level="SERIALIZABLE",
@@ -118,12 +118,26 @@ def _engine(place: DatabasePlace) -> Engine:
         max_overflow=8,
         pool_timeout=CONNECT_S,
         hide_parameters=True,
-        connect_args={
-            **place.parameters,
-            **_KEEPALIVE,
-            "connect_timeout": str(CONNECT_S),
-            "application_name": "lorica-coordinator",
-            "options": options,
-            "client_encoding": "utf8",
-        },
+        connect_args=_arguments(place),
     )
+
+
+def session_engine(place: DatabasePlace) -> Engine:
+    """For a session of its own, which is opened and closed by whoever wants one."""
+    return create_engine(
+        place.url.set(host=None, port=None, query={}),
+        poolclass=NullPool,
+        hide_parameters=True,
+        connect_args=_arguments(place),
+    )
+
+
+def _arguments(place: DatabasePlace) -> dict[str, str]:
+    return {
+        **place.parameters,
+        **_KEEPALIVE,
+        "connect_timeout": str(CONNECT_S),
+        "application_name": "lorica-coordinator",
+        "options": " ".join(f"-c {key}={value}" for key, value in _SESSION.items()),
+        "client_encoding": "utf8",
+    }

@@ -64,7 +64,8 @@ class AttemptSeal:
     def begin(self, name: AttemptName) -> None:
         """From here on rows of this attempt are sealed; under the key that it has, where it has begun before."""
         if name != self._name or self._key is None:
-            self._key = AESGCM(self._vault.make(name))
+            # The key that it has, if it has one: a transaction that failed leaves rows that are sealed under it.
+            self._key = AESGCM(self._vault.read(name) or self._vault.make(name))
             self._name = name
 
     def go_on(self, name: AttemptName) -> bool:

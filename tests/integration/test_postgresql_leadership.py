@@ -1,0 +1,321 @@
+"""One coordinator leads on a database, and one that was overtaken writes nothing, however late it comes to write.
+
+What can go wrong is made to happen: the leader is killed, stopped and continued, its session cut, the server started
+anew. Sessions are cut by the server itself.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from lorica_coordinator.edges.database.open_store import leadership_of
+from lorica_coordinator.edges.database.postgresql.leadership import Leadership, alone, read_only
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
+from lorica_coordinator.service.ports import Overtaken
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
+from lorica_security.identifiers import FederationName
+from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
+from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0, A
+from tests.unit.test_rounds_store import enrolled_silo, invitation
+
+IDENTITY = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with running_postgresql() as running:
+        yield running
+
+
+@pytest.fixture
+def place(server: PostgresqlServer, tmp_path: Path, request: pytest.FixtureRequest) -> DatabasePlace:
+    name = f"d{abs(hash(request.node.name)) % 10**9}"
+    server.execute(f"CREATE DATABASE {name}")
+    return DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}", tmp_path)
+
+
+class Candidate:
+    """A process that would lead, without the process."""
+
+    def __init__(
+        self, place: DatabasePlace, *, federation: FederationName = FEDERATION, identity: str = IDENTITY,
+        session_s: float = 60.0, keys: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.database = PostgresqlDatabase(place)
+        self.leadership = Leadership(place, self.database, federation, identity, session_s=session_s)
+        self.keys = keys
+
+    def take(self) -> bool:
+        return self.leadership.take(lambda: SqlRoundStore(self.database, FEDERATION).close())
+
+    def store(self) -> SqlRoundStore:
+        vault = None if self.keys is None else FolderKeyVault(self.keys)
+        return SqlRoundStore(self.database, FEDERATION, vault, self.leadership.fence)
+
+
+def cut_the_session_that_leads(server: PostgresqlServer, place: DatabasePlace) -> None:
+    found = server.rows(
+        "SELECT pg_terminate_backend(l.pid, 5000) FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
+        f"WHERE l.locktype = 'advisory' AND d.datname = '{place.url.database}'"
+    )
+    assert found == [(True,)]
+
+
+def everything(server: PostgresqlServer, place: DatabasePlace) -> list[Any]:
+    """Every row of every table, as its transaction and place have it: a row written anew is another one."""
+    names = server.rows(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1", database=str(place.url.database)
+    )
+    return [
+        (name, server.rows(f"SELECT xmin, ctid, * FROM {name} ORDER BY ctid", database=str(place.url.database)))
+        for (name,) in names
+    ]
+
+
+def test_one_leads_and_another_takes_over_when_its_session_ends(place: DatabasePlace) -> None:
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    first.leadership.hold()
+    assert not second.take()
+    first.store().transition(STOPPED, [], at=T0, now=T0)
+    first.leadership.release()
+    assert second.take()
+    assert (first.leadership.term, second.leadership.term) == (1, 2)
+    assert second.store().load(T0) == STOPPED
+    with pytest.raises(Overtaken, match="another coordinator leads, in a later term than 1"):
+        first.leadership.hold()
+    second.leadership.hold()
+    second.leadership.release()
+
+
+WRITES: dict[str, Callable[[SqlRoundStore], object]] = {
+    "transition": lambda store: store.transition(IDLE, [], at=T0, now=T0),
+    "seen": lambda store: store.seen(A, T0 + 9),
+    "invite": lambda store: store.invite(invitation(A)),
+    "enrol": lambda store: store.enrol(enrolled_silo(A), secret_digest=invitation(A).secret_digest),
+    "forget_details": lambda store: store.forget_details(T0 + 10**9),
+    "void_invitations": lambda store: store.void_invitations(pins=()),
+    "announce": lambda store: store.announce(A, bytes(32)),
+    "load": lambda store: store.load(T0),
+}
+
+
+def test_who_was_overtaken_writes_nothing_and_is_told(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    first, second = Candidate(place, keys=tmp_path / "keys"), Candidate(place, keys=tmp_path / "keys")
+    assert first.take()
+    stale = first.store()
+    stale.invite(invitation(A))
+    stale.enrol(enrolled_silo(A), secret_digest=invitation(A).secret_digest)
+    stale.transition(STOPPED, [], at=T0, now=T0)
+    cut_the_session_that_leads(server, place)
+    assert second.take()
+    before = everything(server, place)
+    for write in WRITES.values():
+        with pytest.raises(Overtaken, match="writes nothing any more; started again, it stands by"):
+            write(stale)
+    assert everything(server, place) == before
+    second.leadership.release()
+
+
+def test_a_transaction_under_way_ends_before_the_next_term_begins(
+    place: DatabasePlace, server: PostgresqlServer
+) -> None:
+    """Or is undone by it: no transaction of an earlier term is saved after the next one has begun."""
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    store = first.store()
+    cut_the_session_that_leads(server, place)
+    with store._transaction() as connection:
+        connection.execute(text("SELECT 1"))
+        waits = Leadership(place, second.database, FEDERATION, IDENTITY)
+        assert waits.take_alone()
+        with second.database.engine.connect() as other:
+            other.execute(text("SET LOCAL lock_timeout = 50"))
+            with pytest.raises(OperationalError, match="lock timeout"):
+                other.execute(text("UPDATE leadership SET term = term + 1"))
+        waits.release()
+    assert second.take()
+    second.leadership.release()
+
+
+def test_a_session_that_was_cut_is_taken_up_again_where_nobody_led_since(
+    place: DatabasePlace, server: PostgresqlServer
+) -> None:
+    first = Candidate(place)
+    assert first.take()
+    cut_the_session_that_leads(server, place)
+    first.leadership.hold()
+    first.store().transition(STOPPED, [], at=T0, now=T0)
+    assert not Candidate(place).take()
+    first.leadership.release()
+
+
+def test_a_lock_that_is_free_again_is_not_for_who_was_overtaken(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    cut_the_session_that_leads(server, place)
+    assert second.take()
+    second.leadership.release()
+    with pytest.raises(Overtaken):
+        first.leadership.hold()
+    assert second.take(), "and it holds no lock"
+    second.leadership.release()
+
+
+def test_a_leader_that_asks_for_nothing_loses_its_session(place: DatabasePlace, server: PostgresqlServer) -> None:
+    """As a process that is stopped: its host answers the server's probes, and it never proves that it lives."""
+    first, second = Candidate(place, session_s=0.2), Candidate(place)
+    assert first.take()
+    for _ in range(200):
+        if second.take():
+            break
+        server.rows("SELECT pg_sleep(0.05)")
+    assert second.leadership.term == 2
+    with pytest.raises(Overtaken):
+        first.leadership.hold()
+    second.leadership.release()
+
+
+def test_the_state_of_another_coordinator_is_refused_by_name(place: DatabasePlace) -> None:
+    first = Candidate(place)
+    assert first.take()
+    first.leadership.release()
+    for other in (
+        Candidate(place, identity="cd" * 32),
+        Candidate(place, federation=FederationName("elsewhere")),
+    ):
+        with pytest.raises(
+            Conflict, match=rf"holds the state of another coordinator \(federation {FEDERATION}, identity"
+        ):
+            other.take()
+    assert first.take(), "and they hold no lock"
+    assert first.leadership.term == 2
+    first.leadership.release()
+
+
+def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:
+    first = Candidate(place)
+    with pytest.raises(StorageError, match="has no tables yet: `coordinator serve` makes them"):
+        SqlRoundStore(first.database, FEDERATION, None, read_only)
+    assert first.take()
+    first.store().transition(STOPPED, [], at=T0, now=T0)
+    with closing(SqlRoundStore(first.database, FEDERATION, None, read_only)) as looking:
+        assert looking.load(T0) == STOPPED
+        with pytest.raises(StorageError, match="it is read-only"):
+            looking.transition(IDLE, [], at=T0, now=T0)
+    with (
+        pytest.raises(Conflict, match="a coordinator leads on this database: stop it"),
+        alone(Candidate(place).leadership),
+    ):
+        pass
+    first.leadership.release()
+
+
+def test_a_server_that_was_started_anew_is_led_on(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first = Candidate(place)
+    assert first.take()
+
+    def away() -> None:
+        for _ in range(2):
+            with pytest.raises(StorageError, match="cannot be read or written"):
+                first.leadership.hold()
+
+    server.restart(meanwhile=away)
+    first.leadership.hold()
+    first.store().transition(STOPPED, [], at=T0, now=T0)
+    assert first.leadership.term == 1
+    first.leadership.release()
+
+
+def test_a_state_in_the_folder_is_not_left_behind_unnoticed(place: DatabasePlace, tmp_path: Path) -> None:
+    url = f"postgresql+psycopg://{SUPERUSER}@/{place.url.database}?host={place.host}"
+    parsed = Settings.parse(f'federation = "{FEDERATION}"\n[storage]\ndatabase = "{url}"\n', "federation.toml")
+    settings = parsed.model_copy(update={"state": str(tmp_path)})
+    with closing(SqlRoundStore(tmp_path / "state.sqlite", FEDERATION)) as folder:
+        folder.invite(invitation(A))
+        folder.enrol(enrolled_silo(A), secret_digest=invitation(A).secret_digest)
+    found = leadership_of(settings, tmp_path, FEDERATION, IDENTITY)
+    assert found is not None
+    with pytest.raises(ConfigurationError, match=r"state\.sqlite has 1 silos, .* has no tables: nothing is moved"):
+        found[0].take(found[1])
+    (tmp_path / "state.sqlite").unlink()
+    assert found[0].take(found[1])
+    found[0].release()
+
+
+# --- processes
+
+
+def coordinator(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "lorica_coordinator.cli", *arguments, "--dir", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def until(process: "subprocess.Popen[str]", said: str) -> None:
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if said in line:
+            return
+    raise AssertionError("".join(lines)[-2000:])
+
+
+@pytest.mark.slow
+def test_a_second_coordinator_stands_by_and_takes_over_from_one_that_is_killed_or_stopped(
+    server: PostgresqlServer, place: DatabasePlace, tmp_path: Path
+) -> None:
+    folder = tmp_path / "net"
+    ports = ("--silos-port", "0", "--enrolment-port", "0", "--metrics-port", "0", "--status-port", "0")
+    subprocess.run(
+        [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost", *ports],
+        check=True, capture_output=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
+    )  # fmt: skip
+    file = folder / "federation.toml"
+    url = f"postgresql+psycopg://{SUPERUSER}@/{place.url.database}?host={server.folder}"
+    file.write_text(file.read_text().replace('database = ""', f'database = "{url}"'))
+    first = coordinator(folder, "serve")
+    until(first, "serving")
+    second = coordinator(folder, "serve")
+    third = None
+    try:
+        until(second, "stands by")
+        first.send_signal(signal.SIGSTOP)
+        until(second, "serving")
+        assert server.rows("SELECT term FROM leadership", database=str(place.url.database)) == [(2,)]
+        before = everything(server, place)
+        first.send_signal(signal.SIGCONT)
+        _, said = first.communicate(timeout=60)
+        assert "error: another coordinator leads, in a later term than 1" in " ".join(said.split())
+        assert first.returncode != 0
+        assert everything(server, place) == before, "the one that was stopped wrote nothing"
+        third = coordinator(folder, "serve")
+        until(third, "stands by")
+        second.kill()
+        until(third, "serving")
+        assert server.rows("SELECT term FROM leadership", database=str(place.url.database)) == [(3,)]
+        third.terminate()
+        assert third.wait(60) == 0
+    finally:
+        for process in (first, second, third):
+            if process is not None:
+                process.kill()
+                process.wait(60)
+                assert process.stderr is not None
+                process.stderr.close()
