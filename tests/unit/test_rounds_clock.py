@@ -55,6 +55,9 @@ class Disk:
         kept = {"version": STATE_VERSION, "phase": phase, "text": text, "journal": journal}
         return state_from_json(**kept, where="the disk", now=now)
 
+    def lost_attempt(self) -> bool | None:
+        return None
+
     def transition(self, state: State, records: Sequence[Record], *, at: float, now: float) -> None:
         if self.broken:
             raise StorageError("the disk is full")

@@ -163,13 +163,17 @@ def serve_command(
     keep_memory_private()
     keep_chunks_in_memory()
     where = log_to_stderr(log_level, libraries=True)
-    coordinator = load(directory)
-    if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
-        plan = ""
-    for disk in disks(coordinator):
-        ballast.keep(disk)
-    with leading(coordinator, waiting=_standing_by()) as leader, _folder_lock(leader):
-        asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
+    found = load(directory)
+    stand_by = _standing_by()
+    with _folder_lock(found, stand_by):
+        # Anew: who led until now may have changed keys and settings, and made or begun an authority.
+        coordinator = Coordinator.load(found.folder)
+        if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
+            plan = ""
+        for disk in disks(coordinator):
+            ballast.keep(disk)
+        with leading(coordinator, waiting=stand_by) as leader:
+            asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
 
 
 def _standing_by() -> Callable[[], None]:
@@ -189,15 +193,21 @@ def _standing_by() -> Callable[[], None]:
 
 
 @contextmanager
-def _folder_lock(coordinator: Coordinator) -> Iterator[None]:
-    """The folder's lock. Where the database elects, one that was overtaken and hangs may have it still: its term is
-    over, and it is not waited for."""
+def _folder_lock(coordinator: Coordinator, stand_by: Callable[[], None]) -> Iterator[None]:
+    """The folder's lock: nobody serves a folder that another process has open, be it stopped or hung.
+
+    With a state in PostgreSQL `stand_by` is called until that process has ended; else Conflict is raised at once.
+    """
+    lock = ProcessLock(coordinator.folder.lock, "coordinator")
     with ExitStack() as held:
-        try:
-            held.enter_context(ProcessLock(coordinator.folder.lock, "coordinator"))
-        except Conflict:
-            if coordinator.leadership is None:
-                raise
+        while True:
+            try:
+                held.enter_context(lock)
+                break
+            except Conflict:
+                if not coordinator.settings.storage.database:
+                    raise
+                stand_by()
         yield
 
 

@@ -104,6 +104,7 @@ class SqlRoundStore:
         self._database = self.place.engine
         self._states = SealedStates(vault, federation)
         self._in_doubt: set[str] = set()  # transitions that failed, and may be saved all the same
+        self._newest: str | None = None  # the transition that was saved or loaded last
         self._events: tuple[bytes, ...] | None = None  # of the masked attempt, as the rows have them; None: not known
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         self._fence: Callable[[Connection], None] | None = None
@@ -147,6 +148,7 @@ class SqlRoundStore:
                 names = connection.execute(select(silos.c.silo).where(silos.c.revoked_at.is_(None))).scalars()
                 return Idle(population=frozenset(SiloName(name) for name in names))
             state, events = self._states.read(connection, row, where=self.place.name, now=now)
+            self._newest = row.saved_as
         self._events = None if self._states.lost is not None else events
         return state
 
@@ -167,14 +169,20 @@ class SqlRoundStore:
             put_row(connection, machine, {"id": _MACHINE_ID}, values | columns)
             if deleted := write_events(connection, before, events, self._states.event):
                 self._log_is_clear = False
-        self._events = events
+        self._events, self._newest = events, saved_as
         self._in_doubt.clear()
         self._states.saved(attempt, deleted=deleted)
 
     def _require_newest(self, connection: Connection) -> None:
-        """Raises Overtaken where a transition is saved after all whose caller was told that it is not."""
-        if self._in_doubt and connection.execute(select(machine.c.saved_as)).scalar() in self._in_doubt:
+        """Raises Overtaken where a transition is saved after all whose caller was told that it is not, or the newest
+        is none of this process's: a server that lost it, or was brought back of another instant."""
+        if not self.place.answers_may_be_lost:
+            return
+        newest = connection.execute(select(machine.c.saved_as)).scalar()
+        if newest in self._in_doubt:
             raise Overtaken("the database saved a transition whose answer was lost on the way: start again")
+        if self._newest is not None and newest != self._newest:
+            raise Overtaken("the newest transition in the database is not the one that was saved last: start again")
 
     @contextmanager
     def _unless_saved(self, saved_as: str) -> Iterator[None]:
@@ -191,8 +199,7 @@ class SqlRoundStore:
                 saved = connection.execute(select(machine.c.saved_as)).scalar() == saved_as
         except StorageError:
             return False  # and it stays in doubt
-        self._in_doubt -= set() if saved else {saved_as}
-        return saved
+        return saved  # what is not saved yet stays in doubt: the server may be about to
 
     def _clear_log(self) -> None:
         self._log_is_clear = self.place.clear_log()

@@ -12,6 +12,7 @@ saves what is left to the second.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -188,7 +189,8 @@ class RoundLoop:
     async def end(self) -> None:
         """After `run`: save what is left of the deadline, to the second."""
         if not self._saving and deadline_of(self._state) is not None:
-            await self._save_what_is_left(paid=0.0)
+            with suppress(Overtaken):  # `run` has raised it, or the next start finds out
+                await self._save_what_is_left(paid=0.0)
 
     async def post(self, event: Event) -> State:
         """Have `event` happen and return the state after it; raises what the machine raises, or StorageError."""
@@ -311,6 +313,8 @@ class RoundLoop:
     async def _save_what_is_left(self, *, paid: float | None = None) -> None:
         try:
             await self._save(self._state, [], paid=paid)
+        except Overtaken:
+            raise
         except LoricaError as error:
             self._save_due = self._steady() + self._retry_s
             self._complain("what is left of the deadline could not be saved", error)

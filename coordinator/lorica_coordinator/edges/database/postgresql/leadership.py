@@ -1,9 +1,12 @@
 """One coordinator leads, and it alone writes the state: an advisory lock elects it, a term fences what it writes.
 
+Of processes on one folder the folder's own lock decides first, which ends with its holder's life alone
+(commands/host_commands.py): this keeps those of other folders apart.
+
 The lock belongs to one session of PostgreSQL. That session is proved alive every BEAT_S; where the proof does not come,
-since its process was killed, stopped or cut off, the server ends the session after SESSION_S and the lock is free for
-who stands by. Whoever gets it raises the term, in a row that each transaction of the leader's locks and compares: one
-of an earlier term writes nothing any more, however late it comes, and its process ends.
+since its process was killed, stopped or cut off, the server ends the session after SESSION_S and the lock is free.
+Whoever gets it raises the term, in a row that each transaction of the leader's locks and compares: one of an earlier
+term writes nothing to the database any more, however late it comes, and its process ends.
 """
 
 import os
@@ -27,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 BEAT_S: Final = 2.0
 SESSION_S: Final = 10
-_LOCK: Final = 0x6C6F72696361  # "lorica"
+LOCK: Final = 0x6C6F72696361  # "lorica"
 _ROW: Final = 1
 
 
@@ -123,7 +126,7 @@ class Leadership:
                     ("tcp_keepalives_count", 3),
                 ):
                     session.execute(text(f"SET {name} = {value}"))
-                if session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _LOCK}).scalar():
+                if session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
                     self._session = session
                     return True
             except BaseException:

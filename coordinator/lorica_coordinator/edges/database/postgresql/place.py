@@ -27,6 +27,7 @@ _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "passfile")
 _PARAMETERS: Final = ("host", "sslmode", *_FILES)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 _VERIFIED: Final = "verify-full"
+_PORT: Final = 5432
 _OTHERS: Final = 0o077
 
 
@@ -46,10 +47,12 @@ class DatabasePlace:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Of the connection, user, password and database apart: nothing that the environment says takes their place."""
-        port = {"port": str(self.url.port)} if self.url.port else {}
+        """Of the connection, user, password and database apart: no PGHOST, PGPORT or PGSSLMODE of the environment takes
+        their place."""
         query = {key: str(value) for key, value in self.url.query.items()}
-        return {"sslmode": "prefer", **query, **port, "host": self.host, "hostaddr": "", "gssencmode": "disable"}
+        port = str(self.url.port or _PORT)
+        fixed = {"host": self.host, "port": port, "hostaddr": "", "gssencmode": "disable"}
+        return {"sslmode": "prefer", **query, **fixed}
 
     @classmethod
     def parse(cls, text: str, settings: Path) -> "DatabasePlace":
