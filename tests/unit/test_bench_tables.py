@@ -64,6 +64,13 @@ def test_memory_below_the_start_is_said_and_has_no_multiple() -> None:
     assert dict(zip(names, rows[1], strict=True))["coordinator peak MB"] == "less than at its start"
 
 
+def test_rounds_of_many_silos_have_masking_where_there_are_masks() -> None:
+    plain = {"parameters": 8_000_000, "silos": 64, "system": "lorica", "wall_s": 20.0, "agent_cpu_s": 0.5}
+    plain |= {"coordinator_cpu_s": 11.4, "coordinator_peak_bytes": 141e6, "masking_s": None, "aggregate_s": 1.3}
+    names, rows = bench_tables.many({"rounds": [plain, {**plain, "masking_s": 34.5}]})
+    assert [row[names.index("masking s")] for row in rows] == ["", "34.5"]
+
+
 def test_a_masked_round_is_set_beside_the_one_in_the_clear_of_its_run() -> None:
     alone = {**FOUND[1].to_json(), "wall_s": None}
     names, rows = bench_tables.masked_rounds([alone, FOUND[0].to_json(), FOUND[1].to_json()])

@@ -99,6 +99,35 @@ def masked_rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
     return names, rows
 
 
+def many(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> _Rows:
+    """Of the rounds of `lorica bench-many`."""
+    names = (
+        "parameters",
+        "silos",
+        "system",
+        "wall s",
+        "a silo's CPU s",
+        "coordinator's CPU s",
+        "its memory MB",
+        "masking s",
+        "aggregating s",
+    )
+    return names, [
+        (
+            f"{one['parameters']:,}",
+            f"{one['silos']}",
+            one["system"],
+            f"{one['wall_s']:.1f}",
+            f"{one['agent_cpu_s']:.2f}",
+            f"{one['coordinator_cpu_s']:.1f}",
+            f"{one['coordinator_peak_bytes'] / 1e6:.0f}",
+            "" if one["masking_s"] is None else f"{one['masking_s']:.1f}",
+            f"{one['aggregate_s']:.1f}",
+        )
+        for one in found["rounds"]
+    ]
+
+
 def simulations(found: Sequence[Mapping[str, Any]]) -> _Rows:
     """Of `lorica bench-simulation`."""
     from lorica.bench.simulation.stopwatch import FORWARD, PARTS
