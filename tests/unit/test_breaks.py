@@ -31,6 +31,7 @@ SUBJECTS = {
     "own_models",
     "policy",
     "postgresql",
+    "ranks",
     "release_groups",
     "round_models",
     "sampling",

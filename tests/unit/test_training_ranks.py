@@ -350,16 +350,22 @@ def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"examples": "b"}, "examples of rank 1 (b) are not those of rank 0 (a): have all ranks read the same data"),
+        ({"examples": "b"}, "examples of rank 1 (b) are not those of this agent (a): have all ranks read the same"),
         ({"threads": 8}, "threads of rank 1 (8) are not those of rank 0 (4): set [training] threads"),
     ],
 )
 def test_ranks_that_are_not_alike_are_named_with_the_remedy(other: dict[str, Any], named: str) -> None:
     first = frames.Ready(examples="a", device="cpu", threads=4)
-    require_alike([first, first])
+    require_alike([first, first], "a")
     with pytest.raises(ConfigurationError) as raised:
-        require_alike([first, first.model_copy(update=other)])
+        require_alike([first, first.model_copy(update=other)], "a")
     assert str(raised.value).startswith(named)
+
+
+def test_ranks_that_are_alike_and_read_other_data_than_their_agent_are_refused() -> None:
+    first = frames.Ready(examples="b", device="cpu", threads=4)
+    with pytest.raises(ConfigurationError, match=r"rank 0 \(b\) are not those of this agent \(a\).* start the agent"):
+        require_alike([first, first], "a")
 
 
 # ---- frames ---------------------------------------------------------------------------------------------------------

@@ -69,11 +69,12 @@ class Frame(Section):
 
 
 class Start(Frame):
-    """`device` and `threads` are a rank's; `entropy` is the file of the silo's own secret, `interface` what the ranks
-    listen on."""
+    """`examples` is the digest of those that the agent read. `device` and `threads` are a rank's; `entropy` is the file
+    of the silo's own secret, `interface` what the ranks listen on."""
 
     silo: str
     plan: str
+    examples: str
     world: int
     data: str
     max_bad_lines_share: float

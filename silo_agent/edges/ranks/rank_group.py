@@ -79,7 +79,7 @@ class RankGroup:
             threading.Thread(target=self._show_life, daemon=True).start()
             self._launch()
             require_versions(self._awaited("hello", frames.Hello), own)
-            require_alike(self._awaited("ready", frames.Ready))
+            require_alike(self._awaited("ready", frames.Ready), start.examples)
         except OSError as error:
             self.end()
             raise StorageError(f"{self._folder} cannot be written ({error.strerror}): make room") from error
@@ -219,17 +219,22 @@ def require_versions(hellos: Sequence[frames.Hello], own: Mapping[str, str]) -> 
                 )
 
 
-def require_alike(readies: Sequence[frames.Ready]) -> None:
-    """Raise ConfigurationError, naming the first rank whose data or threads are not rank 0's."""
-    for what, remedy in (
-        ("examples", "have all ranks read the same data folder"),
-        ("threads", "set [training] threads"),
+def require_alike(readies: Sequence[frames.Ready], examples: str) -> None:
+    """Raise ConfigurationError, naming the first rank whose examples are not the agent's, or whose threads are not rank
+    0's. The agent read its data once, and has counted and declared them; a rank reads them when it starts."""
+    for what, whose, wanted, remedy in (
+        (
+            "examples",
+            "this agent",
+            examples,
+            "have all ranks read the same data folder; where it was changed since, start the agent again",
+        ),
+        ("threads", "rank 0", str(readies[0].threads), "set [training] threads"),
     ):
-        values = [str(getattr(ready, what)) for ready in readies]
-        for rank, value in enumerate(values):
-            if value != values[0]:
+        for rank, ready in enumerate(readies):
+            if (value := str(getattr(ready, what))) != wanted:
                 raise ConfigurationError(
-                    f"{what} of rank {rank} ({value[:16]}) are not those of rank 0 ({values[0][:16]}): {remedy}"
+                    f"{what} of rank {rank} ({value[:16]}) are not those of {whose} ({wanted[:16]}): {remedy}"
                 )
 
 
