@@ -4,6 +4,7 @@ Ranks are threads here, which meet by the same gloo; tests/integration/test_rank
 """
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
 from silo_agent.edges.ranks.launching import check_launch, rank_command, rank_environment
-from silo_agent.edges.ranks.rank_group import require_alike, require_versions
-from silo_agent.edges.ranks.rank_process import _require_private
+from silo_agent.edges.ranks.rank_group import RankGroup, require_alike, require_versions
+from silo_agent.edges.ranks.rank_process import _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingStopped
@@ -402,6 +403,48 @@ def test_what_is_no_frame_is_an_error_that_names_the_file(tmp_path_factory: pyte
     path.write_bytes(raw)
     with pytest.raises(LoricaError, match="is no frame of a rank"):
         frames.Notice.read(path)
+
+
+def test_a_frame_that_cannot_be_written_is_an_error_that_names_the_folder_and_leaves_no_part(tmp_path: Path) -> None:
+    """As on a full disk: an OSError would end the agent, and in a rank be taken for a fault of the plan."""
+    (tmp_path / "met-0").mkdir()
+    for path in (tmp_path / "met-0", tmp_path / "gone" / "met-0"):
+        with pytest.raises(StorageError, match=f"{path.parent} cannot be written"):
+            frames.put(path, b"1")
+    with pytest.raises(StorageError, match="gone cannot be written"):
+        frames.claim(tmp_path / "gone" / "rank-0")
+    assert [path.name for path in tmp_path.iterdir()] == ["met-0"]
+
+
+def test_a_training_goes_on_where_what_is_told_of_it_cannot_be_written(tmp_path: Path) -> None:
+    bench = _Bench.__new__(_Bench)
+    bench._folder, bench._rank, bench._number = tmp_path / "full", 0, 1
+    bench._signs, bench._signed = count(1), -1e9
+    bench._sign()
+    bench._progress(0.5, 1.0)
+    bench._folder = tmp_path
+    bench._signed = -1e9
+    bench._sign()
+    bench._progress(0.5, 1.0)
+    assert frames.number_in(tmp_path / "met-0") == 2
+    assert frames.number_in(tmp_path / "progress-1") == 0.5
+
+
+def test_a_group_whose_call_cannot_be_written_is_not_there_for_another(tmp_path: Path) -> None:
+    """Its ranks would wait for the call that never came."""
+    group = RankGroup.__new__(RankGroup)
+    group._section, group._calls, group._folder, group.whole = TrainingSection(processes=2), count(1), tmp_path, True
+    (tmp_path / "call-1.json").mkdir()
+    call = frames.Call.model_construct(round=1)
+    with pytest.raises(StorageError, match="cannot be written"):
+        group.train(call, progress=lambda _: None, notice=lambda *_: None, cancelled=lambda: False)
+    assert not group.whole
+
+
+def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_bytes(b"")
+    with pytest.raises(LoricaError, match="ranks"):
+        RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks")
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:

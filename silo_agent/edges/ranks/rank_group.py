@@ -69,10 +69,13 @@ class RankGroup:
         self._hellos: list[frames.Hello] = []
         self.whole = True
         """Whether every rank said what came of the last call: only then is it there for another one."""
-        make_private_folder(parent)
-        for left in parent.glob("group-*"):
-            _end_left(left)
-        self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
+        try:
+            make_private_folder(parent)
+            for left in parent.glob("group-*"):
+                _end_left(left)
+            self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
+        except OSError as error:
+            raise frames.unwritten(parent, error) from error
         try:
             frames.put(self._folder / frames.PLAN, bundle)
             start.write(self._folder / frames.START)
@@ -82,13 +85,14 @@ class RankGroup:
             require_alike(self._awaited("ready", frames.Ready), start.examples)
         except OSError as error:
             self.end()
-            raise StorageError(f"{self._folder} cannot be written ({error.strerror}): make room") from error
+            raise frames.unwritten(self._folder, error) from error
         except BaseException:
             self.end()
             raise
 
     def train(self, call: frames.Call, *, progress: Progress, notice: Notice, cancelled: Cancelled) -> TrainedUpdate:
-        """Raises what a rank raised, WorkCancelled, GroupLost."""
+        """Raises what a rank raised, WorkCancelled, GroupLost, StorageError."""
+        self.whole = False
         number, noticed, told = next(self._calls), count(1), 0.0
         call.write(self._folder / f"call-{number}.json")
         stop, next_notice = self._folder / f"stop-{number}", next(noticed)
@@ -118,7 +122,7 @@ class RankGroup:
     def end(self) -> None:
         """Ranks and launcher are gone when this returns, those of other machines within seconds."""
         self._over.set()
-        with suppress(OSError):
+        with suppress(StorageError):
             frames.put(self._folder / frames.END, b"")
         if self._process is not None:
             self._kill(self._process)
@@ -150,7 +154,7 @@ class RankGroup:
 
     def _show_life(self) -> None:
         for number in count(1):
-            with suppress(OSError):  # a disk that is full for longer than AGENT_GONE_S ends the ranks
+            with suppress(StorageError):  # a disk that is full for longer than AGENT_GONE_S ends the ranks
                 frames.put(self._folder / frames.ALIVE, str(number).encode())
             if self._over.wait(ALIVE_S):
                 return
@@ -278,7 +282,7 @@ def _end_left(folder: Path) -> None:
         with suppress(StateError):
             if (hello := frames.Hello.read(path)) is not None:
                 hellos.append(hello)
-    with suppress(OSError):
+    with suppress(StorageError):
         frames.put(folder / frames.END, b"")
     _farewell(folder, hellos)
 

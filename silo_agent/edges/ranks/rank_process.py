@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 import psutil
 import torch
 
-from lorica_security.errors import ConfigurationError, LoricaError
+from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.keys.own_entropy import own_entropy
@@ -111,7 +111,7 @@ def _end_with_agent(folder: Path, rank: int) -> NoReturn:
         elif time.monotonic() - since > AGENT_GONE_S:
             break
         never.wait(1.0)
-    with suppress(OSError):
+    with suppress(StorageError):
         frames.put(folder / f"gone-{rank}", b"")
     os._exit(GONE)
 
@@ -182,7 +182,8 @@ class _Bench:
 
     def _progress(self, fraction: float, loss: float) -> None:
         if self._rank == 0:
-            frames.put(self._folder / f"progress-{self._number}", str(fraction).encode())
+            with suppress(StorageError):  # what is told of a training does not end it
+                frames.put(self._folder / f"progress-{self._number}", str(fraction).encode())
 
     def _notice(self, event: str, detail: str) -> None:
         if self._rank == 0:
@@ -193,7 +194,8 @@ class _Bench:
         """After each meeting: this rank goes on."""
         if (now := time.monotonic()) - self._signed > SIGN_S:
             self._signed = now
-            frames.put(self._folder / f"met-{self._rank}", str(next(self._signs)).encode())
+            with suppress(StorageError):  # without one for [training] rank_timeout_s the agent takes this rank to hang
+                frames.put(self._folder / f"met-{self._rank}", str(next(self._signs)).encode())
 
 
 def main(folder: str, environment: Mapping[str, str]) -> int:
