@@ -3,6 +3,9 @@
 Ranks are threads here, which meet by the same gloo; tests/integration/test_rank_processes.py has them as processes.
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,9 +19,9 @@ from hypothesis import strategies as st
 
 from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
-from silo_agent.edges.ranks.launching import check_launch, rank_command, rank_environment
+from silo_agent.edges.ranks.launching import Place, check_launch, place_of, rank_command, rank_environment
 from silo_agent.edges.ranks.rank_group import RankGroup, require_alike, require_versions
-from silo_agent.edges.ranks.rank_process import _Bench, _require_private
+from silo_agent.edges.ranks.rank_process import GONE, _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingStopped
@@ -305,6 +308,61 @@ def test_a_rank_is_not_told_how_to_open_keys_or_the_database() -> None:
         {"PATH": "/bin", "LORICA_KEY_PASSPHRASE_FILE": "/p", "PGPASSWORD": "secret", "PET_STANDALONE": "1"}
     )
     assert told == {"PATH": "/bin"}
+
+
+NUMBERED = [
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, Place(1, 2, 0)),
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, Place(1, 2, 0)),
+    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "WORLD_SIZE": "1"}, Place(3, 4, 1)),
+    ({"JOB_COMPLETION_INDEX": "1", "SLURM_NTASKS": "9"}, Place(1, 2, 0)),
+]
+
+
+@pytest.mark.parametrize(("environment", "place"), NUMBERED)
+def test_a_rank_takes_its_place_from_one_launcher_alone(environment: dict[str, str], place: Place) -> None:
+    assert place_of(environment, 2) == place
+
+
+@pytest.mark.parametrize("environment", [environment for environment, _ in NUMBERED])
+def test_a_number_that_the_agent_was_given_is_no_ranks(environment: dict[str, str]) -> None:
+    """An agent that srun, torchrun or a Job started would make each rank the same one."""
+    with pytest.raises(ConfigurationError, match=r"without its number: have it set one of RANK, .*JOB_COMPLETION_INDEX"):
+        place_of(rank_environment(environment), 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK = 2 is no rank of 2"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX = 1 is no rank of 1"),
+        ({"RANK": "-1"}, "RANK = '-1' is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' is no number"),
+    ],
+)
+def test_a_number_that_is_no_ranks_is_refused(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        place_of(environment, 1)
+
+
+def test_a_second_process_of_one_rank_is_refused(tmp_path: Path) -> None:
+    """Both would write one update."""
+    folder = tmp_path / "group"
+    folder.mkdir(mode=0o700)
+    start = dict.fromkeys(frames.Start.model_fields, "") | {
+        "world": 1,
+        "max_bad_lines_share": 0.0,
+        "tasks": [],
+        "threads": 1,
+        "timeout_s": 1.0,
+    }
+    frames.Start.model_validate(start).write(folder / frames.START)
+    assert frames.claim(folder / "rank-0")
+    environment = os.environ | {"RANK": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-m", "silo_agent.edges.ranks.rank_process", str(folder)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == GONE
+    assert "two processes are rank 0" in ended.stderr
+    assert not (folder / "hello-0.json").exists()
 
 
 def test_the_policy_of_a_silo_with_ranks_refuses_before_anything_starts() -> None:

@@ -27,6 +27,7 @@ from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.keys.own_entropy import own_entropy
 from silo_agent.edges.ranks import frames
+from silo_agent.edges.ranks.launching import Place, place_of
 from silo_agent.edges.ranks.versions import versions
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory, on_records
@@ -49,10 +50,6 @@ SIGN_S: Final = 0.5
 GONE: Final = 3
 """Exit code of a rank that ended because others did."""
 
-_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
-_WORLDS: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_LOCALS: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-
 
 def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
     """Until the agent says so, or is gone. Raises what is wrong before the ranks have met."""
@@ -64,16 +61,21 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
             f"{folder} holds no {frames.START}: have [training] launch start the ranks where the silo's folder is "
             "mounted at the same path"
         )
-    rank, world = _number(environment, _RANKS, 0), _number(environment, _WORLDS, start.world)
+    place = place_of(environment, start.world)
+    rank = place.rank
+    if not frames.claim(folder / f"rank-{rank}"):
+        raise ConfigurationError(
+            f"two processes are rank {rank}: have [training] launch give each a number of its own, and start each once"
+        )
     threading.Thread(target=_end_with_agent, args=(folder, rank), daemon=True).start()
     me = psutil.Process()
     frames.Hello(
-        rank=rank, world=world, host=socket.gethostname(), pid=me.pid, born=me.create_time(), versions=versions()
+        rank=rank, world=place.world, host=socket.gethostname(), pid=me.pid, born=me.create_time(), versions=versions()
     ).write(folder / f"hello-{rank}.json")
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ[variable] = start.interface
     try:
-        bench = _Bench(folder, start, rank, world, _number(environment, _LOCALS, 0))
+        bench = _Bench(folder, start, place)
     except RanksParted:
         raise
     except LoricaError as error:
@@ -93,13 +95,6 @@ def _require_private(folder: Path) -> None:
         )
 
 
-def _number(environment: Mapping[str, str], names: tuple[str, ...], otherwise: int) -> int:
-    for name in names:
-        if name in environment:
-            return int(environment[name])
-    return otherwise
-
-
 def _end_with_agent(folder: Path, rank: int) -> NoReturn:
     """In a thread of its own: the training itself may wait for a rank that hangs."""
     sign, since = -1.0, time.monotonic()
@@ -117,8 +112,9 @@ def _end_with_agent(folder: Path, rank: int) -> NoReturn:
 
 
 class _Bench:
-    def __init__(self, folder: Path, start: frames.Start, rank: int, world: int, local: int) -> None:
+    def __init__(self, folder: Path, start: frames.Start, mine: Place) -> None:
         """Raises LoricaErrors; RanksParted where the others do not come."""
+        rank, world, local = mine.rank, mine.world, mine.local
         if world != start.world:
             raise ConfigurationError(
                 f"[training] launch started {world} ranks, [training] processes is {start.world}: make them one number"
