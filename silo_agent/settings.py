@@ -58,6 +58,11 @@ class TrainingSection(Section):
     def _check_launch(self) -> "TrainingSection":
         if self.launch and not self.processes:
             raise ValueError("[training] launch starts ranks, and processes is 0: set processes to their number")
+        if self.processes > 1 and ":" in self.device:
+            raise ValueError(
+                f"[training] device = {self.device!r} is one GPU, and processes is {self.processes}: give cuda, by "
+                "which each rank has the GPU of its own number on its machine"
+            )
         if wrong := _unpickles(self.launch):
             raise ValueError(
                 f"[training] launch has torchrun with {wrong}, whose store listens on every address of the machine and "

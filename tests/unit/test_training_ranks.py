@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 
 from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
-from silo_agent.edges.ranks.launching import Place, check_launch, place_of, rank_command, rank_environment
+from silo_agent.edges.ranks.launching import (
+    Place,
+    check_launch,
+    device_of_rank,
+    heard_on,
+    place_of,
+    rank_command,
+    rank_environment,
+)
 from silo_agent.edges.ranks.rank_group import RankGroup, require_alike, require_versions
 from silo_agent.edges.ranks.rank_process import GONE, _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
@@ -326,7 +334,9 @@ def test_a_rank_takes_its_place_from_one_launcher_alone(environment: dict[str, s
 @pytest.mark.parametrize("environment", [environment for environment, _ in NUMBERED])
 def test_a_number_that_the_agent_was_given_is_no_ranks(environment: dict[str, str]) -> None:
     """An agent that srun, torchrun or a Job started would make each rank the same one."""
-    with pytest.raises(ConfigurationError, match=r"without its number: have it set one of RANK, .*JOB_COMPLETION_INDEX"):
+    with pytest.raises(
+        ConfigurationError, match=r"without its number: have it set one of RANK, .*JOB_COMPLETION_INDEX"
+    ):
         place_of(rank_environment(environment), 2)
 
 
@@ -363,6 +373,33 @@ def test_a_second_process_of_one_rank_is_refused(tmp_path: Path) -> None:
     assert ended.returncode == GONE
     assert "two processes are rank 0" in ended.stderr
     assert not (folder / "hello-0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "local", "gpus", "device"),
+    [
+        ("auto", 1, 2, "cuda:1"),
+        ("cuda", 1, 2, "cuda:1"),
+        ("auto", 1, 0, "auto"),
+        ("cpu", 1, 2, "cpu"),
+        ("cuda:3", 0, 4, "cuda:3"),
+    ],
+)
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own(wanted: str, local: int, gpus: int, device: str) -> None:
+    assert device_of_rank(wanted, local, gpus) == device
+
+
+def test_ranks_do_not_share_a_gpu() -> None:
+    for wanted, gpus in (("auto", 1), ("cuda", 1), ("cuda", 0)):
+        with pytest.raises(ConfigurationError, match=f"rank 1 of this machine finds {gpus} GPUs"):
+            device_of_rank(wanted, 1, gpus)
+    with pytest.raises(ValueError, match="'cuda:0' is one GPU, and processes is 2: give cuda"):
+        TrainingSection(processes=2, device="cuda:0")
+    assert TrainingSection(processes=1, device="cuda:0").device == "cuda:0"
+
+
+def test_nccl_listens_on_the_interface_of_that_name_and_not_on_those_that_begin_so() -> None:
+    assert heard_on("eth1") == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_the_policy_of_a_silo_with_ranks_refuses_before_anything_starts() -> None:

@@ -102,6 +102,23 @@ def place_of(environment: Mapping[str, str], world: int) -> Place:
     )
 
 
+def device_of_rank(wanted: str, local: int, gpus: int) -> str:
+    """Rank `local` of a machine has its GPU of that number. Raises ConfigurationError where there are fewer."""
+    if wanted not in ("auto", "cuda") or (wanted == "auto" and not gpus):
+        return wanted
+    if local >= gpus:
+        raise ConfigurationError(
+            f"rank {local} of this machine finds {gpus} GPUs, and ranks do not share one: set [training] processes to "
+            'the number of GPUs, have the launcher show each rank all GPUs of its machine, or set device = "cpu"'
+        )
+    return f"cuda:{local}"
+
+
+def heard_on(interface: str) -> dict[str, str]:
+    """The variables by which gloo and NCCL listen there alone; to NCCL a name without "=" is how names begin."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+
+
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     value = environment.get(name, str(otherwise))
     if not _DIGITS.fullmatch(value):

@@ -27,7 +27,7 @@ from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.keys.own_entropy import own_entropy
 from silo_agent.edges.ranks import frames
-from silo_agent.edges.ranks.launching import Place, place_of
+from silo_agent.edges.ranks.launching import Place, device_of_rank, heard_on, place_of
 from silo_agent.edges.ranks.versions import versions
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory, on_records
@@ -72,8 +72,7 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
     frames.Hello(
         rank=rank, world=place.world, host=socket.gethostname(), pid=me.pid, born=me.create_time(), versions=versions()
     ).write(folder / f"hello-{rank}.json")
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ[variable] = start.interface
+    os.environ.update(heard_on(start.interface))
     try:
         bench = _Bench(folder, start, place)
     except RanksParted:
@@ -114,7 +113,7 @@ def _end_with_agent(folder: Path, rank: int) -> NoReturn:
 class _Bench:
     def __init__(self, folder: Path, start: frames.Start, mine: Place) -> None:
         """Raises LoricaErrors; RanksParted where the others do not come."""
-        rank, world, local = mine.rank, mine.world, mine.local
+        rank, world = mine.rank, mine.world
         if world != start.world:
             raise ConfigurationError(
                 f"[training] launch started {world} ranks, [training] processes is {start.world}: make them one number"
@@ -123,7 +122,7 @@ class _Bench:
         self._signs, self._signed = count(1), 0.0
         raw = frames.taken(folder / frames.PLAN)
         bundle = PlanBundle.decode(raw or b"", Digest(start.plan))
-        device = f"cuda:{local}" if start.device == "cuda" else start.device
+        device = device_of_rank(start.device, mine.local, torch.cuda.device_count())
         settings = DeviceSettings(device=device, threads=start.threads)
         place = chosen_device(settings)
         rules = PolicyRules.model_validate({"tasks": start.tasks})
