@@ -1,4 +1,5 @@
-"""Ranks that train together come to what one process comes to, bit for bit; what they cannot do yet is refused by name.
+"""Two ranks with at most two batches a step come to what one process comes to, bit for bit; what ranks cannot do yet
+is refused by name.
 
 Ranks are threads here, which meet by the same gloo; tests/integration/test_rank_processes.py has them as processes.
 """
@@ -6,16 +7,19 @@ Ranks are threads here, which meet by the same gloo; tests/integration/test_rank
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
@@ -28,7 +32,14 @@ from silo_agent.edges.ranks.launching import (
     rank_command,
     rank_environment,
 )
-from silo_agent.edges.ranks.rank_group import RankGroup, require_alike, require_versions
+from silo_agent.edges.ranks.rank_group import (
+    RankGroup,
+    _ended,
+    _kill_if_same,
+    _kill_session,
+    require_alike,
+    require_versions,
+)
 from silo_agent.edges.ranks.rank_process import GONE, _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
@@ -283,12 +294,41 @@ def test_adapters_are_refused_by_name() -> None:
         (["torchrun", "--rdzv-backend=c10d"], "rdzv-backend c10d"),
         (["torchrun", "--rdzv_backend", "etcd-v2"], "rdzv-backend etcd-v2"),
         (["torchrun", "--nnodes=1:4"], "nnodes 1:4"),
+        (["torchrun", "--stan"], "--stan"),
+        (["torchrun", "--rdzv-b", "c10d"], "rdzv-backend c10d"),
+        (["torchrun", "--rdzv_back=etcd"], "rdzv-backend etcd"),
+        (["torchrun", "--rdzv-backend="], "rdzv-backend "),
+        (["torchrun", "--nn", "1:4"], "nnodes 1:4"),
+        (["sh", "-c", 'exec torchrun "--standalone" "$@"', "sh"], "--standalone"),
+        (["sh", "-c", "torchrun --nnodes '1:4'; true"], "nnodes 1:4"),
+        (["env", "PET_STANDALONE=1", "torchrun"], "PET_STANDALONE=1"),
+        (["env", "PET_RDZV_BACKEND=c10d", "torchrun"], "rdzv-backend c10d"),
     ],
 )
 def test_a_launch_whose_rendezvous_is_a_pickle_is_refused(launch: list[str], named: str) -> None:
     with pytest.raises(ValueError, match="unpickles") as raised:
         TrainingSection(processes=2, launch=launch)
     assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        ["srun", "--ntasks={processes}", "--nodes=2", "--nodelist", "a:b"],
+        ["torchrun", "--rdzv-backend=static", "--nnodes=2", "--rdzv-b", "static", "--start-method=spawn"],
+        ["/opt/standalone/start"],
+    ],
+)
+def test_a_launch_of_others_is_not_taken_for_that(launch: list[str]) -> None:
+    assert TrainingSection(processes=2, launch=launch).launch == launch
+
+
+def test_what_torchrun_shortens_is_what_is_looked_for() -> None:
+    """Each is the shortest that torch's own parser takes; one letter less means several options."""
+    parser = get_args_parser()
+    for shortest, option in (("--stan", "--standalone"), ("--rdzv-b", "--rdzv-backend"), ("--nn", "--nnodes")):
+        assert {found[1] for found in parser._get_option_tuples(shortest)} == {option}
+        assert len(parser._get_option_tuples(shortest[:-1])) > 1
 
 
 def test_a_launch_without_processes_is_refused() -> None:
@@ -306,9 +346,24 @@ def test_a_launch_that_is_not_there_is_named_with_its_remedy() -> None:
 
 
 def test_the_command_has_the_number_of_ranks_and_the_folder() -> None:
-    command = rank_command(TrainingSection(processes=3, launch=["srun", "--ntasks={processes}"]), Path("/silo/ranks"))
-    assert command[:2] == ["srun", "--ntasks=3"]
+    section = TrainingSection(processes=3, launch=["no-such-launcher", "--ntasks={processes}"])
+    command = rank_command(section, Path("/silo/ranks"))
+    assert command[:2] == ["no-such-launcher", "--ntasks=3"]
     assert command[-1] == "/silo/ranks"
+
+
+def test_a_launcher_is_run_from_where_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are started in the group's folder. A path is taken from the folder of silo.toml, like any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "start").write_text("#!/bin/sh\n")
+    (tmp_path / "start").chmod(0o755)
+    monkeypatch.setenv("PATH", ".")
+    for launch in (["./start"], ["start"]):
+        assert rank_command(TrainingSection(processes=1, launch=launch), Path("/g"))[0] == str(tmp_path / "start")
+    settings = Settings.model_validate({"training": {"processes": 1, "launch": ["bin/start", "a/b"]}})
+    assert settings.resolved(Path("/silo")).training.launch == ["/silo/bin/start", "a/b"]
+    named = Settings.model_validate({"training": {"processes": 1, "launch": ["srun"]}})
+    assert named.resolved(Path("/silo")).training.launch == ["srun"]
 
 
 def test_a_rank_is_not_told_how_to_open_keys_or_the_database() -> None:
@@ -434,7 +489,7 @@ def test_settings_have_one_process_unless_they_say_so() -> None:
 def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
     own = {"torch": "2.13.0", "lorica": "1.0"}
     alike, other = (
-        frames.Hello(rank=rank, world=2, host=f"node{rank}", pid=1, born=0.0, versions=versions)
+        frames.Hello(rank=rank, world=2, host=f"node{rank}", pid=1, born="", versions=versions)
         for rank, versions in enumerate([own, own | {"torch": "2.12.1"}])
     )
     require_versions([alike], own)
@@ -462,6 +517,48 @@ def test_ranks_that_are_alike_and_read_other_data_than_their_agent_are_refused()
     first = frames.Ready(examples="b", device="cpu", threads=4)
     with pytest.raises(ConfigurationError, match=r"rank 0 \(b\) are not those of this agent \(a\).* start the agent"):
         require_alike([first, first], "a")
+
+
+# ---- who is ended --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that heads a session of its own, and ends when its stdin does."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def hello_of(pid: int, born: str) -> frames.Hello:
+    return frames.Hello(rank=0, world=1, host="here", pid=pid, born=born, versions={})
+
+
+def test_a_rank_is_known_by_when_it_began_whatever_the_clock_was_set_to(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil's time of birth is a clock's: it moves when that is set, and a rank that hangs was spared."""
+    hello = hello_of(sleeper.pid, frames.born(sleeper.pid))
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
+    _kill_if_same(hello)
+    assert not psutil.pid_exists(sleeper.pid)
+
+
+def test_a_process_that_has_a_ranks_number_by_now_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
+    for born in ("", frames.born(sleeper.pid) + "1", frames.born(os.getppid())):
+        _kill_if_same(hello_of(sleeper.pid, born))
+    assert sleeper.poll() is None
+    assert frames.born(os.getpid()).split()[1].isdigit()
+    assert not frames.born(1 << 30)
+
+
+def test_a_launcher_that_ended_keeps_its_number_until_its_session_is_ended() -> None:
+    """Once it were waited for, the number could be another's, who would be ended."""
+    process = subprocess.Popen(["sh", "-c", "sleep 600 & exit 7"], start_new_session=True)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert _ended(process.pid) == _ended(process.pid) == 7
+    _kill_session(process.pid)
+    assert process.wait() == 7
 
 
 # ---- frames ---------------------------------------------------------------------------------------------------------

@@ -91,11 +91,13 @@ class Start(Frame):
 
 
 class Hello(Frame):
+    """`born` is what born() tells of `pid`."""
+
     rank: int
     world: int
     host: str
     pid: int
-    born: float
+    born: str
     versions: dict[str, str]
 
 
@@ -262,6 +264,18 @@ def put(path: Path, data: bytes) -> None:
         with suppress(OSError):
             part.unlink()
         raise unwritten(path.parent, error) from error
+
+
+def born(pid: int) -> str:
+    """When process `pid` of this machine began, by no clock that anybody sets: which boot, and how many ticks after
+    it. "" where it is not there, or no Linux."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    # The second field is a name in brackets, which may have spaces and brackets; the start is the 22nd of proc(5).
+    return f"{boot} {int(stat.rpartition(b')')[2].split()[19])}"
 
 
 def claim(path: Path) -> bool:

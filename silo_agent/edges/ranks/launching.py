@@ -35,8 +35,16 @@ def rank_command(section: TrainingSection, folder: Path) -> list[str]:
     python, processes = [sys.executable, "-P", "-m"], str(section.processes)
     if not section.launch:
         return [*python, "silo_agent.edges.ranks.launcher", str(folder), processes]
-    begun = [word.replace("{processes}", processes) for word in section.launch]
-    return [*begun, *python, "silo_agent.edges.ranks.rank_process", str(folder)]
+    program, *words = [word.replace("{processes}", processes) for word in section.launch]
+    # It is run in another folder than that in which it was looked for.
+    found = shutil.which(program)
+    return [
+        os.path.abspath(found) if found else program,
+        *words,
+        *python,
+        "silo_agent.edges.ranks.rank_process",
+        str(folder),
+    ]
 
 
 def check_launch(section: TrainingSection) -> str:

@@ -144,12 +144,12 @@ class RankGroup:
         assert process.stdin is not None
         process.stdin.close()
         if self._section.launch:  # whose ranks may be elsewhere, and are its own to end
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-        with suppress(ProcessLookupError):
-            # Its session is its own: nobody else is in it.
-            _kill_session(process.pid)
+            os.kill(process.pid, signal.SIGTERM)
+            began, never = time.monotonic(), threading.Event()
+            while _ended(process.pid) is None and time.monotonic() - began < END_S:
+                never.wait(LOOK_S)
+        # Its session is its own, and its number nobody else's before it is waited for.
+        _kill_session(process.pid)
         process.wait()
 
     def _show_life(self) -> None:
@@ -191,7 +191,7 @@ class RankGroup:
 
     def _require_running(self) -> None:
         assert self._process is not None
-        code = self._process.poll()
+        code = _ended(self._process.pid)
         if code is not None:
             raise GroupLost(f"the ranks of this silo's training ended (exit code {code}): see their lines in this log")
 
@@ -302,6 +302,14 @@ def _farewell(folder: Path, hellos: Sequence[frames.Hello]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _ended(child: int) -> int | None:
+    """The exit code, below 0 for a signal; None while it runs. Its number stays taken, unlike after Popen.poll."""
+    told = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if told is None:
+        return None
+    return told.si_status if told.si_code == os.CLD_EXITED else -told.si_status
+
+
 def _kill_session(leader: int) -> None:
     """Every process of the session that `leader` began."""
     os.killpg(leader, signal.SIGKILL)
@@ -309,8 +317,8 @@ def _kill_session(leader: int) -> None:
 
 def _kill_if_same(hello: frames.Hello) -> None:
     """A number may be another process's by now: one that was born at another time is left alone."""
-    with suppress(psutil.Error, subprocess.TimeoutExpired):
+    with suppress(psutil.Error):
         process = psutil.Process(hello.pid)
-        if abs(process.create_time() - hello.born) < 0.1:
+        if hello.born and frames.born(hello.pid) == hello.born:
             process.kill()
             process.wait(END_S)

@@ -19,7 +19,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NoReturn
 
-import psutil
 import torch
 
 from lorica_security.errors import ConfigurationError, LoricaError, StorageError
@@ -68,9 +67,13 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
             f"two processes are rank {rank}: have [training] launch give each a number of its own, and start each once"
         )
     threading.Thread(target=_end_with_agent, args=(folder, rank), daemon=True).start()
-    me = psutil.Process()
     frames.Hello(
-        rank=rank, world=place.world, host=socket.gethostname(), pid=me.pid, born=me.create_time(), versions=versions()
+        rank=rank,
+        world=place.world,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        born=frames.born(os.getpid()),
+        versions=versions(),
     ).write(folder / f"hello-{rank}.json")
     os.environ.update(heard_on(start.interface))
     try:
