@@ -559,6 +559,22 @@ def test_a_launcher_that_ended_keeps_its_number_until_its_session_is_ended() -> 
     assert _ended(process.pid) == _ended(process.pid) == 7
     _kill_session(process.pid)
     assert process.wait() == 7
+    assert _ended(process.pid) == 0
+
+
+def test_a_session_whose_leader_is_no_child_is_left_alone() -> None:
+    """As where the number of a launcher that was waited for is another's by now."""
+    shell = subprocess.Popen(
+        ["setsid", "--fork", "sh", "-c", "echo $$; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert shell.stdout is not None
+    assert shell.stdin is not None
+    _kill_session(int(shell.stdout.readline()))
+    shell.stdin.write(b"it lives\n")
+    shell.stdin.close()
+    assert shell.stdout.readline() == b"it lives\n"
+    shell.stdout.close()
+    shell.wait()
 
 
 # ---- frames ---------------------------------------------------------------------------------------------------------

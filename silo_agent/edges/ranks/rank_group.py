@@ -48,6 +48,9 @@ HEARD_S: Final = 40.0
 """For ranks of other machines to hear that they are to end; a little more than they go on without an agent."""
 
 
+_LOOK: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
 class GroupLost(StateError):
     """This group of ranks came to nothing; another one may do what it was called for."""
 
@@ -304,15 +307,20 @@ def _farewell(folder: Path, hellos: Sequence[frames.Hello]) -> None:
 
 def _ended(child: int) -> int | None:
     """The exit code, below 0 for a signal; None while it runs. Its number stays taken, unlike after Popen.poll."""
-    told = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    try:
+        told = os.waitid(os.P_PID, child, _LOOK)
+    except ChildProcessError:  # waited for by somebody else, as where SIGCHLD is ignored
+        return 0
     if told is None:
         return None
     return told.si_status if told.si_code == os.CLD_EXITED else -told.si_status
 
 
 def _kill_session(leader: int) -> None:
-    """Every process of the session that `leader` began."""
-    os.killpg(leader, signal.SIGKILL)
+    """Every process of the session that `leader` began, a child that nobody waited for: its number is its own."""
+    with suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, leader, _LOOK)
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _kill_if_same(hello: frames.Hello) -> None:
