@@ -8,6 +8,8 @@
 Relative paths are taken from the folder of silo.toml.
 """
 
+import os
+import re
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,18 +32,34 @@ class DatabaseSection(Section):
     max_unpacked_bytes: Annotated[int, Field(ge=1, le=1 << 44)] = 32 << 30  # of a db.sqlite.gz beside the data
 
 
+_BETWEEN_WORDS = re.compile(r"[\s\"';&|()]+")
+"""Of a shell: a word of launch may be a whole script."""
+
+
 def _unpickles(launch: list[str]) -> str:
-    """The option by which torchrun has a rendezvous of its own, whose state is a pickle; "" where it has none."""
-    for word, following in zip_longest(launch, launch[1:], fillvalue=""):
-        name, _, value = word.partition("=")
-        name = name.lstrip("-").replace("_", "-")
-        if name == "standalone":
+    """The option by which torchrun has a rendezvous of its own, whose state is a pickle; "" where no word is one.
+
+    torchrun takes shortened options, `_` for `-`, and variables PET_OPTION.
+    """
+    words = [word for words in launch for word in _BETWEEN_WORDS.split(words) if word]
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if not name.startswith(("-", "PET_")):
+            continue
+        name = name.removeprefix("PET_").lower().replace("_", "-").lstrip("-")
+        said = value if equals else following
+        if _shortens(name, "stan", "standalone"):
             return word
-        if name == "rdzv-backend" and (value or following) != "static":
-            return f"{name} {value or following}"
-        if name == "nnodes" and ":" in (value or following):  # elastic: c10d
-            return f"{name} {value or following}"
+        if _shortens(name, "rdzv-b", "rdzv-backend") and said != "static":
+            return f"rdzv-backend {said}"
+        if _shortens(name, "nn", "nnodes") and ":" in said:  # elastic: c10d
+            return f"nnodes {said}"
     return ""
+
+
+def _shortens(name: str, least: str, option: str) -> bool:
+    """`least` is the shortest that torchrun takes for `option`."""
+    return name.startswith(least) and option.startswith(name)
 
 
 class TrainingSection(Section):
@@ -58,6 +76,11 @@ class TrainingSection(Section):
     def _check_launch(self) -> "TrainingSection":
         if self.launch and not self.processes:
             raise ValueError("[training] launch starts ranks, and processes is 0: set processes to their number")
+        if self.processes > 1 and ":" in self.device:
+            raise ValueError(
+                f"[training] device = {self.device!r} is one GPU, and processes is {self.processes}: give cuda, by "
+                "which each rank has the GPU of its own number on its machine"
+            )
         if wrong := _unpickles(self.launch):
             raise ValueError(
                 f"[training] launch has torchrun with {wrong}, whose store listens on every address of the machine and "
@@ -128,8 +151,12 @@ class Settings(Section):
     def resolved(self, base: Path) -> "Settings":
         """With relative paths taken from `base`."""
         folder = self.data.folder and str(base / Path(self.data.folder).expanduser())
+        launch = self.training.launch
+        if launch and os.sep in launch[0]:  # else it is looked for along PATH
+            launch = [str(base / Path(launch[0]).expanduser()), *launch[1:]]
         return self.model_copy(
             update={
+                "training": self.training.model_copy(update={"launch": launch}),
                 "data": self.data.model_copy(update={"folder": folder}),
                 "database": self.database.model_copy(update={"url": _resolved_url(self.database.url, base)}),
                 "policy": self.policy.model_copy(update=_resolved_registry(self.policy.shared_budget, base)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lorica_security.errors import DataError
+from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.ranks import frames, rank_group, rank_trainer
 from silo_agent.edges.ranks.rank_trainer import RankTrainer
 from silo_agent.service.ports import WorkCancelled
@@ -187,6 +187,19 @@ def test_what_a_rank_cannot_read_is_said_as_it_says_it(root: Path, tmp_path: Pat
         trainer._own.prepare(silo.bundle, None)
         (tmp_path / "data").rename(tmp_path / "moved")
         with pytest.raises(DataError, match="data"):
+            trainer._group_of(silo.bundle)
+    assert not list(silo.ranks.glob("group-*"))
+
+
+def test_ranks_do_not_train_on_what_their_agent_never_read(tmp_path: Path) -> None:
+    """The file grew while the agent ran, and a group is started again: all its ranks read alike, and not as the agent
+    did."""
+    silo = RankSilo(tmp_path, 2)
+    with closing(silo) as trainer:
+        trainer._own.prepare(silo.bundle, None)
+        lines = (tmp_path / "data" / "train.jsonl").read_text()
+        (tmp_path / "data" / "train.jsonl").write_text(lines + lines.replace('"id": "q', '"id": "later'))
+        with pytest.raises(ConfigurationError, match=r"not those of this agent .* start the agent again"):
             trainer._group_of(silo.bundle)
     assert not list(silo.ranks.glob("group-*"))
 

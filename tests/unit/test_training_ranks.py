@@ -1,23 +1,46 @@
-"""Ranks that train together come to what one process comes to, bit for bit; what they cannot do yet is refused by name.
+"""Two ranks with at most two batches a step come to what one process comes to, bit for bit; what ranks cannot do yet
+is refused by name.
 
 Ranks are threads here, which meet by the same gloo; tests/integration/test_rank_processes.py has them as processes.
 """
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from lorica_security.errors import ConfigurationError, LoricaError, PolicyRefusal, StateError, StorageError
 from silo_agent.edges.ranks import frames
-from silo_agent.edges.ranks.launching import check_launch, rank_command, rank_environment
-from silo_agent.edges.ranks.rank_group import require_alike, require_versions
-from silo_agent.edges.ranks.rank_process import _require_private
+from silo_agent.edges.ranks.launching import (
+    Place,
+    check_launch,
+    device_of_rank,
+    heard_on,
+    place_of,
+    rank_command,
+    rank_environment,
+)
+from silo_agent.edges.ranks.rank_group import (
+    RankGroup,
+    _ended,
+    _kill_if_same,
+    _kill_session,
+    require_alike,
+    require_versions,
+)
+from silo_agent.edges.ranks.rank_process import GONE, _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingStopped
@@ -271,12 +294,41 @@ def test_adapters_are_refused_by_name() -> None:
         (["torchrun", "--rdzv-backend=c10d"], "rdzv-backend c10d"),
         (["torchrun", "--rdzv_backend", "etcd-v2"], "rdzv-backend etcd-v2"),
         (["torchrun", "--nnodes=1:4"], "nnodes 1:4"),
+        (["torchrun", "--stan"], "--stan"),
+        (["torchrun", "--rdzv-b", "c10d"], "rdzv-backend c10d"),
+        (["torchrun", "--rdzv_back=etcd"], "rdzv-backend etcd"),
+        (["torchrun", "--rdzv-backend="], "rdzv-backend "),
+        (["torchrun", "--nn", "1:4"], "nnodes 1:4"),
+        (["sh", "-c", 'exec torchrun "--standalone" "$@"', "sh"], "--standalone"),
+        (["sh", "-c", "torchrun --nnodes '1:4'; true"], "nnodes 1:4"),
+        (["env", "PET_STANDALONE=1", "torchrun"], "PET_STANDALONE=1"),
+        (["env", "PET_RDZV_BACKEND=c10d", "torchrun"], "rdzv-backend c10d"),
     ],
 )
 def test_a_launch_whose_rendezvous_is_a_pickle_is_refused(launch: list[str], named: str) -> None:
     with pytest.raises(ValueError, match="unpickles") as raised:
         TrainingSection(processes=2, launch=launch)
     assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        ["srun", "--ntasks={processes}", "--nodes=2", "--nodelist", "a:b"],
+        ["torchrun", "--rdzv-backend=static", "--nnodes=2", "--rdzv-b", "static", "--start-method=spawn"],
+        ["/opt/standalone/start"],
+    ],
+)
+def test_a_launch_of_others_is_not_taken_for_that(launch: list[str]) -> None:
+    assert TrainingSection(processes=2, launch=launch).launch == launch
+
+
+def test_what_torchrun_shortens_is_what_is_looked_for() -> None:
+    """Each is the shortest that torch's own parser takes; one letter less means several options."""
+    parser = get_args_parser()
+    for shortest, option in (("--stan", "--standalone"), ("--rdzv-b", "--rdzv-backend"), ("--nn", "--nnodes")):
+        assert {found[1] for found in parser._get_option_tuples(shortest)} == {option}
+        assert len(parser._get_option_tuples(shortest[:-1])) > 1
 
 
 def test_a_launch_without_processes_is_refused() -> None:
@@ -294,9 +346,24 @@ def test_a_launch_that_is_not_there_is_named_with_its_remedy() -> None:
 
 
 def test_the_command_has_the_number_of_ranks_and_the_folder() -> None:
-    command = rank_command(TrainingSection(processes=3, launch=["srun", "--ntasks={processes}"]), Path("/silo/ranks"))
-    assert command[:2] == ["srun", "--ntasks=3"]
+    section = TrainingSection(processes=3, launch=["no-such-launcher", "--ntasks={processes}"])
+    command = rank_command(section, Path("/silo/ranks"))
+    assert command[:2] == ["no-such-launcher", "--ntasks=3"]
     assert command[-1] == "/silo/ranks"
+
+
+def test_a_launcher_is_run_from_where_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are started in the group's folder. A path is taken from the folder of silo.toml, like any other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "start").write_text("#!/bin/sh\n")
+    (tmp_path / "start").chmod(0o755)
+    monkeypatch.setenv("PATH", ".")
+    for launch in (["./start"], ["start"]):
+        assert rank_command(TrainingSection(processes=1, launch=launch), Path("/g"))[0] == str(tmp_path / "start")
+    settings = Settings.model_validate({"training": {"processes": 1, "launch": ["bin/start", "a/b"]}})
+    assert settings.resolved(Path("/silo")).training.launch == ["/silo/bin/start", "a/b"]
+    named = Settings.model_validate({"training": {"processes": 1, "launch": ["srun"]}})
+    assert named.resolved(Path("/silo")).training.launch == ["srun"]
 
 
 def test_a_rank_is_not_told_how_to_open_keys_or_the_database() -> None:
@@ -304,6 +371,90 @@ def test_a_rank_is_not_told_how_to_open_keys_or_the_database() -> None:
         {"PATH": "/bin", "LORICA_KEY_PASSPHRASE_FILE": "/p", "PGPASSWORD": "secret", "PET_STANDALONE": "1"}
     )
     assert told == {"PATH": "/bin"}
+
+
+NUMBERED = [
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "9"}, Place(1, 2, 0)),
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "SLURM_PROCID": "0"}, Place(1, 2, 0)),
+    ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "WORLD_SIZE": "1"}, Place(3, 4, 1)),
+    ({"JOB_COMPLETION_INDEX": "1", "SLURM_NTASKS": "9"}, Place(1, 2, 0)),
+]
+
+
+@pytest.mark.parametrize(("environment", "place"), NUMBERED)
+def test_a_rank_takes_its_place_from_one_launcher_alone(environment: dict[str, str], place: Place) -> None:
+    assert place_of(environment, 2) == place
+
+
+@pytest.mark.parametrize("environment", [environment for environment, _ in NUMBERED])
+def test_a_number_that_the_agent_was_given_is_no_ranks(environment: dict[str, str]) -> None:
+    """An agent that srun, torchrun or a Job started would make each rank the same one."""
+    with pytest.raises(
+        ConfigurationError, match=r"without its number: have it set one of RANK, .*JOB_COMPLETION_INDEX"
+    ):
+        place_of(rank_environment(environment), 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK = 2 is no rank of 2"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "JOB_COMPLETION_INDEX = 1 is no rank of 1"),
+        ({"RANK": "-1"}, "RANK = '-1' is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' is no number"),
+    ],
+)
+def test_a_number_that_is_no_ranks_is_refused(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        place_of(environment, 1)
+
+
+def test_a_second_process_of_one_rank_is_refused(tmp_path: Path) -> None:
+    """Both would write one update."""
+    folder = tmp_path / "group"
+    folder.mkdir(mode=0o700)
+    start = dict.fromkeys(frames.Start.model_fields, "") | {
+        "world": 1,
+        "max_bad_lines_share": 0.0,
+        "tasks": [],
+        "threads": 1,
+        "timeout_s": 1.0,
+    }
+    frames.Start.model_validate(start).write(folder / frames.START)
+    assert frames.claim(folder / "rank-0")
+    environment = os.environ | {"RANK": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-m", "silo_agent.edges.ranks.rank_process", str(folder)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == GONE
+    assert "two processes are rank 0" in ended.stderr
+    assert not (folder / "hello-0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "local", "gpus", "device"),
+    [
+        ("auto", 1, 2, "cuda:1"),
+        ("cuda", 1, 2, "cuda:1"),
+        ("auto", 1, 0, "auto"),
+        ("cpu", 1, 2, "cpu"),
+        ("cuda:3", 0, 4, "cuda:3"),
+    ],
+)
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own(wanted: str, local: int, gpus: int, device: str) -> None:
+    assert device_of_rank(wanted, local, gpus) == device
+
+
+def test_ranks_do_not_share_a_gpu() -> None:
+    for wanted, gpus in (("auto", 1), ("cuda", 1), ("cuda", 0)):
+        with pytest.raises(ConfigurationError, match=f"rank 1 of this machine finds {gpus} GPUs"):
+            device_of_rank(wanted, 1, gpus)
+    with pytest.raises(ValueError, match="'cuda:0' is one GPU, and processes is 2: give cuda"):
+        TrainingSection(processes=2, device="cuda:0")
+    assert TrainingSection(processes=1, device="cuda:0").device == "cuda:0"
+
+
+def test_nccl_listens_on_the_interface_of_that_name_and_not_on_those_that_begin_so() -> None:
+    assert heard_on("eth1") == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_the_policy_of_a_silo_with_ranks_refuses_before_anything_starts() -> None:
@@ -338,7 +489,7 @@ def test_settings_have_one_process_unless_they_say_so() -> None:
 def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
     own = {"torch": "2.13.0", "lorica": "1.0"}
     alike, other = (
-        frames.Hello(rank=rank, world=2, host=f"node{rank}", pid=1, born=0.0, versions=versions)
+        frames.Hello(rank=rank, world=2, host=f"node{rank}", pid=1, born="", versions=versions)
         for rank, versions in enumerate([own, own | {"torch": "2.12.1"}])
     )
     require_versions([alike], own)
@@ -350,16 +501,80 @@ def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"examples": "b"}, "examples of rank 1 (b) are not those of rank 0 (a): have all ranks read the same data"),
+        ({"examples": "b"}, "examples of rank 1 (b) are not those of this agent (a): have all ranks read the same"),
         ({"threads": 8}, "threads of rank 1 (8) are not those of rank 0 (4): set [training] threads"),
     ],
 )
 def test_ranks_that_are_not_alike_are_named_with_the_remedy(other: dict[str, Any], named: str) -> None:
     first = frames.Ready(examples="a", device="cpu", threads=4)
-    require_alike([first, first])
+    require_alike([first, first], "a")
     with pytest.raises(ConfigurationError) as raised:
-        require_alike([first, first.model_copy(update=other)])
+        require_alike([first, first.model_copy(update=other)], "a")
     assert str(raised.value).startswith(named)
+
+
+def test_ranks_that_are_alike_and_read_other_data_than_their_agent_are_refused() -> None:
+    first = frames.Ready(examples="b", device="cpu", threads=4)
+    with pytest.raises(ConfigurationError, match=r"rank 0 \(b\) are not those of this agent \(a\).* start the agent"):
+        require_alike([first, first], "a")
+
+
+# ---- who is ended --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that heads a session of its own, and ends when its stdin does."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def hello_of(pid: int, born: str) -> frames.Hello:
+    return frames.Hello(rank=0, world=1, host="here", pid=pid, born=born, versions={})
+
+
+def test_a_rank_is_known_by_when_it_began_whatever_the_clock_was_set_to(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil's time of birth is a clock's: it moves when that is set, and a rank that hangs was spared."""
+    hello = hello_of(sleeper.pid, frames.born(sleeper.pid))
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
+    _kill_if_same(hello)
+    assert not psutil.pid_exists(sleeper.pid)
+
+
+def test_a_process_that_has_a_ranks_number_by_now_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
+    for born in ("", frames.born(sleeper.pid) + "1", frames.born(os.getppid())):
+        _kill_if_same(hello_of(sleeper.pid, born))
+    assert sleeper.poll() is None
+    assert frames.born(os.getpid()).split()[1].isdigit()
+    assert not frames.born(1 << 30)
+
+
+def test_a_launcher_that_ended_keeps_its_number_until_its_session_is_ended() -> None:
+    """Once it were waited for, the number could be another's, who would be ended."""
+    process = subprocess.Popen(["sh", "-c", "sleep 600 & exit 7"], start_new_session=True)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert _ended(process.pid) == _ended(process.pid) == 7
+    _kill_session(process.pid)
+    assert process.wait() == 7
+    assert _ended(process.pid) == 0
+
+
+def test_a_session_whose_leader_is_no_child_is_left_alone() -> None:
+    """As where the number of a launcher that was waited for is another's by now."""
+    shell = subprocess.Popen(
+        ["setsid", "--fork", "sh", "-c", "echo $$; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert shell.stdout is not None
+    assert shell.stdin is not None
+    _kill_session(int(shell.stdout.readline()))
+    shell.stdin.write(b"it lives\n")
+    shell.stdin.close()
+    assert shell.stdout.readline() == b"it lives\n"
+    shell.stdout.close()
+    shell.wait()
 
 
 # ---- frames ---------------------------------------------------------------------------------------------------------
@@ -396,6 +611,48 @@ def test_what_is_no_frame_is_an_error_that_names_the_file(tmp_path_factory: pyte
     path.write_bytes(raw)
     with pytest.raises(LoricaError, match="is no frame of a rank"):
         frames.Notice.read(path)
+
+
+def test_a_frame_that_cannot_be_written_is_an_error_that_names_the_folder_and_leaves_no_part(tmp_path: Path) -> None:
+    """As on a full disk: an OSError would end the agent, and in a rank be taken for a fault of the plan."""
+    (tmp_path / "met-0").mkdir()
+    for path in (tmp_path / "met-0", tmp_path / "gone" / "met-0"):
+        with pytest.raises(StorageError, match=f"{path.parent} cannot be written"):
+            frames.put(path, b"1")
+    with pytest.raises(StorageError, match="gone cannot be written"):
+        frames.claim(tmp_path / "gone" / "rank-0")
+    assert [path.name for path in tmp_path.iterdir()] == ["met-0"]
+
+
+def test_a_training_goes_on_where_what_is_told_of_it_cannot_be_written(tmp_path: Path) -> None:
+    bench = _Bench.__new__(_Bench)
+    bench._folder, bench._rank, bench._number = tmp_path / "full", 0, 1
+    bench._signs, bench._signed = count(1), -1e9
+    bench._sign()
+    bench._progress(0.5, 1.0)
+    bench._folder = tmp_path
+    bench._signed = -1e9
+    bench._sign()
+    bench._progress(0.5, 1.0)
+    assert frames.number_in(tmp_path / "met-0") == 2
+    assert frames.number_in(tmp_path / "progress-1") == 0.5
+
+
+def test_a_group_whose_call_cannot_be_written_is_not_there_for_another(tmp_path: Path) -> None:
+    """Its ranks would wait for the call that never came."""
+    group = RankGroup.__new__(RankGroup)
+    group._section, group._calls, group._folder, group.whole = TrainingSection(processes=2), count(1), tmp_path, True
+    (tmp_path / "call-1.json").mkdir()
+    call = frames.Call.model_construct(round=1)
+    with pytest.raises(StorageError, match="cannot be written"):
+        group.train(call, progress=lambda _: None, notice=lambda *_: None, cancelled=lambda: False)
+    assert not group.whole
+
+
+def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_bytes(b"")
+    with pytest.raises(LoricaError, match="ranks"):
+        RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks")
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:

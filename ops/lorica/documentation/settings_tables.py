@@ -130,12 +130,14 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "false: under masks this silo adds zeros to their sum, in the clear it declines each evaluation.",
     "policy.smallest_evaluation": "Fewest held-out questions that scores may be of: a plan with fewer is refused, "
     "and with fewer in `dev.jsonl` no scores leave.",
-    "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.",
+    "training.device": "`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`. Each rank has, with `auto` and "
+    "`cuda`, the GPU of its number on its machine; more ranks than GPUs, and `cuda:N` for several ranks, are refused.",
     "training.threads": "Threads of PyTorch. 0: its own choice; of a rank, its share of the machine's cores.",
     "training.processes": "[Ranks](#training-in-several-processes): processes that train together. 0: the agent's own "
     "alone.",
     "training.launch": "Program and arguments that start the ranks, `{processes}` being their number, such as "
-    '`["srun", "--ntasks={processes}"]`. Empty: the agent starts them on its own machine.',
+    '`["srun", "--ntasks={processes}"]`. A program with a `/` in it is taken from the folder of silo.toml. Empty: the '
+    "agent starts them on its own machine.",
     "training.rank_interface": "Network interface that ranks listen on. What they say there has neither TLS nor "
     "authentication: `lo` is heard on this machine alone.",
     "training.rank_timeout_s": "Seconds without a step after which ranks are ended and started again.",

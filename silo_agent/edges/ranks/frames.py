@@ -6,6 +6,7 @@ nothing of it is ever run. One call is under way at a time.
 
     start.json     what the ranks are to know, and the plan's bundle beside it in `plan`
     alive          a number that the agent raises while it lives
+    rank-R         a process is rank R: no other may be
     hello-R.json   of rank R: what it is and runs
     ready-R.json   of rank R: the data are read, the ranks have met
     met-R          a number that rank R raises while it trains
@@ -17,9 +18,10 @@ nothing of it is ever run. One call is under way at a time.
 
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import ValidationError
 
@@ -46,12 +48,14 @@ from silo_wire.messages import TrainingSummary
 MOST_BYTES = 64 << 20
 """Of a frame; a manifest names 32 bytes a megabyte of its vector."""
 
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
 START, PLAN, ALIVE, END = "start.json", "plan", "alive", "end"
 
 
 class Frame(Section):
     def write(self, path: Path) -> None:
-        """The whole of it or nothing; raises OSError."""
+        """The whole of it or nothing; raises StorageError."""
         put(path, self.model_dump_json().encode())
 
     @classmethod
@@ -69,11 +73,12 @@ class Frame(Section):
 
 
 class Start(Frame):
-    """`device` and `threads` are a rank's; `entropy` is the file of the silo's own secret, `interface` what the ranks
-    listen on."""
+    """`examples` is the digest of those that the agent read. `device` and `threads` are a rank's; `entropy` is the file
+    of the silo's own secret, `interface` what the ranks listen on."""
 
     silo: str
     plan: str
+    examples: str
     world: int
     data: str
     max_bad_lines_share: float
@@ -86,11 +91,13 @@ class Start(Frame):
 
 
 class Hello(Frame):
+    """`born` is what born() tells of `pid`."""
+
     rank: int
     world: int
     host: str
     pid: int
-    born: float
+    born: str
     versions: dict[str, str]
 
 
@@ -246,13 +253,44 @@ class Out(Frame):
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 that whoever reads finds whole or not at all; raises OSError. It need not outlive a
-    power cut."""
+    """Write a file of mode 0600 that whoever reads finds whole or not at all; raises StorageError naming the folder.
+    It need not outlive a power cut."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE_MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(part, path)
+    try:
+        with os.fdopen(os.open(part, _NEW, PRIVATE_FILE_MODE), "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise unwritten(path.parent, error) from error
+
+
+def born(pid: int) -> str:
+    """When process `pid` of this machine began, by no clock that anybody sets: which boot, and how many ticks after
+    it. "" where it is not there, or no Linux."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    # The second field is a name in brackets, which may have spaces and brackets; the start is the 22nd of proc(5).
+    return f"{boot} {int(stat.rpartition(b')')[2].split()[19])}"
+
+
+def claim(path: Path) -> bool:
+    """Whether nobody made `path` before; raises StorageError naming the folder."""
+    try:
+        os.close(os.open(path, _NEW, PRIVATE_FILE_MODE))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise unwritten(path.parent, error) from error
+    return True
+
+
+def unwritten(folder: Path, error: OSError) -> StorageError:
+    return StorageError(f"{folder} cannot be written ({error.strerror or error}): make room, or mount its disk again")
 
 
 def taken(path: Path, most: int = MOST_BYTES) -> bytes | None:

@@ -48,6 +48,9 @@ HEARD_S: Final = 40.0
 """For ranks of other machines to hear that they are to end; a little more than they go on without an agent."""
 
 
+_LOOK: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
 class GroupLost(StateError):
     """This group of ranks came to nothing; another one may do what it was called for."""
 
@@ -69,26 +72,30 @@ class RankGroup:
         self._hellos: list[frames.Hello] = []
         self.whole = True
         """Whether every rank said what came of the last call: only then is it there for another one."""
-        make_private_folder(parent)
-        for left in parent.glob("group-*"):
-            _end_left(left)
-        self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
+        try:
+            make_private_folder(parent)
+            for left in parent.glob("group-*"):
+                _end_left(left)
+            self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
+        except OSError as error:
+            raise frames.unwritten(parent, error) from error
         try:
             frames.put(self._folder / frames.PLAN, bundle)
             start.write(self._folder / frames.START)
             threading.Thread(target=self._show_life, daemon=True).start()
             self._launch()
             require_versions(self._awaited("hello", frames.Hello), own)
-            require_alike(self._awaited("ready", frames.Ready))
+            require_alike(self._awaited("ready", frames.Ready), start.examples)
         except OSError as error:
             self.end()
-            raise StorageError(f"{self._folder} cannot be written ({error.strerror}): make room") from error
+            raise frames.unwritten(self._folder, error) from error
         except BaseException:
             self.end()
             raise
 
     def train(self, call: frames.Call, *, progress: Progress, notice: Notice, cancelled: Cancelled) -> TrainedUpdate:
-        """Raises what a rank raised, WorkCancelled, GroupLost."""
+        """Raises what a rank raised, WorkCancelled, GroupLost, StorageError."""
+        self.whole = False
         number, noticed, told = next(self._calls), count(1), 0.0
         call.write(self._folder / f"call-{number}.json")
         stop, next_notice = self._folder / f"stop-{number}", next(noticed)
@@ -118,7 +125,7 @@ class RankGroup:
     def end(self) -> None:
         """Ranks and launcher are gone when this returns, those of other machines within seconds."""
         self._over.set()
-        with suppress(OSError):
+        with suppress(StorageError):
             frames.put(self._folder / frames.END, b"")
         if self._process is not None:
             self._kill(self._process)
@@ -140,17 +147,17 @@ class RankGroup:
         assert process.stdin is not None
         process.stdin.close()
         if self._section.launch:  # whose ranks may be elsewhere, and are its own to end
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-        with suppress(ProcessLookupError):
-            # Its session is its own: nobody else is in it.
-            _kill_session(process.pid)
+            os.kill(process.pid, signal.SIGTERM)
+            began, never = time.monotonic(), threading.Event()
+            while _ended(process.pid) is None and time.monotonic() - began < END_S:
+                never.wait(LOOK_S)
+        # Its session is its own, and its number nobody else's before it is waited for.
+        _kill_session(process.pid)
         process.wait()
 
     def _show_life(self) -> None:
         for number in count(1):
-            with suppress(OSError):  # a disk that is full for longer than AGENT_GONE_S ends the ranks
+            with suppress(StorageError):  # a disk that is full for longer than AGENT_GONE_S ends the ranks
                 frames.put(self._folder / frames.ALIVE, str(number).encode())
             if self._over.wait(ALIVE_S):
                 return
@@ -187,7 +194,7 @@ class RankGroup:
 
     def _require_running(self) -> None:
         assert self._process is not None
-        code = self._process.poll()
+        code = _ended(self._process.pid)
         if code is not None:
             raise GroupLost(f"the ranks of this silo's training ended (exit code {code}): see their lines in this log")
 
@@ -219,17 +226,22 @@ def require_versions(hellos: Sequence[frames.Hello], own: Mapping[str, str]) -> 
                 )
 
 
-def require_alike(readies: Sequence[frames.Ready]) -> None:
-    """Raise ConfigurationError, naming the first rank whose data or threads are not rank 0's."""
-    for what, remedy in (
-        ("examples", "have all ranks read the same data folder"),
-        ("threads", "set [training] threads"),
+def require_alike(readies: Sequence[frames.Ready], examples: str) -> None:
+    """Raise ConfigurationError, naming the first rank whose examples are not the agent's, or whose threads are not rank
+    0's. The agent read its data once, and has counted and declared them; a rank reads them when it starts."""
+    for what, whose, wanted, remedy in (
+        (
+            "examples",
+            "this agent",
+            examples,
+            "have all ranks read the same data folder; where it was changed since, start the agent again",
+        ),
+        ("threads", "rank 0", str(readies[0].threads), "set [training] threads"),
     ):
-        values = [str(getattr(ready, what)) for ready in readies]
-        for rank, value in enumerate(values):
-            if value != values[0]:
+        for rank, ready in enumerate(readies):
+            if (value := str(getattr(ready, what))) != wanted:
                 raise ConfigurationError(
-                    f"{what} of rank {rank} ({value[:16]}) are not those of rank 0 ({values[0][:16]}): {remedy}"
+                    f"{what} of rank {rank} ({value[:16]}) are not those of {whose} ({wanted[:16]}): {remedy}"
                 )
 
 
@@ -273,7 +285,7 @@ def _end_left(folder: Path) -> None:
         with suppress(StateError):
             if (hello := frames.Hello.read(path)) is not None:
                 hellos.append(hello)
-    with suppress(OSError):
+    with suppress(StorageError):
         frames.put(folder / frames.END, b"")
     _farewell(folder, hellos)
 
@@ -293,15 +305,28 @@ def _farewell(folder: Path, hellos: Sequence[frames.Hello]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _ended(child: int) -> int | None:
+    """The exit code, below 0 for a signal; None while it runs. Its number stays taken, unlike after Popen.poll."""
+    try:
+        told = os.waitid(os.P_PID, child, _LOOK)
+    except ChildProcessError:  # waited for by somebody else, as where SIGCHLD is ignored
+        return 0
+    if told is None:
+        return None
+    return told.si_status if told.si_code == os.CLD_EXITED else -told.si_status
+
+
 def _kill_session(leader: int) -> None:
-    """Every process of the session that `leader` began."""
-    os.killpg(leader, signal.SIGKILL)
+    """Every process of the session that `leader` began, a child that nobody waited for: its number is its own."""
+    with suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, leader, _LOOK)
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _kill_if_same(hello: frames.Hello) -> None:
     """A number may be another process's by now: one that was born at another time is left alone."""
-    with suppress(psutil.Error, subprocess.TimeoutExpired):
+    with suppress(psutil.Error):
         process = psutil.Process(hello.pid)
-        if abs(process.create_time() - hello.born) < 0.1:
+        if hello.born and frames.born(hello.pid) == hello.born:
             process.kill()
             process.wait(END_S)

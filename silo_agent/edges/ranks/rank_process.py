@@ -19,14 +19,14 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NoReturn
 
-import psutil
 import torch
 
-from lorica_security.errors import ConfigurationError, LoricaError
+from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.keys.own_entropy import own_entropy
 from silo_agent.edges.ranks import frames
+from silo_agent.edges.ranks.launching import Place, device_of_rank, heard_on, place_of
 from silo_agent.edges.ranks.versions import versions
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory, on_records
@@ -49,10 +49,6 @@ SIGN_S: Final = 0.5
 GONE: Final = 3
 """Exit code of a rank that ended because others did."""
 
-_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
-_WORLDS: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_LOCALS: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
-
 
 def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
     """Until the agent says so, or is gone. Raises what is wrong before the ranks have met."""
@@ -64,16 +60,24 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
             f"{folder} holds no {frames.START}: have [training] launch start the ranks where the silo's folder is "
             "mounted at the same path"
         )
-    rank, world = _number(environment, _RANKS, 0), _number(environment, _WORLDS, start.world)
+    place = place_of(environment, start.world)
+    rank = place.rank
+    if not frames.claim(folder / f"rank-{rank}"):
+        raise ConfigurationError(
+            f"two processes are rank {rank}: have [training] launch give each a number of its own, and start each once"
+        )
     threading.Thread(target=_end_with_agent, args=(folder, rank), daemon=True).start()
-    me = psutil.Process()
     frames.Hello(
-        rank=rank, world=world, host=socket.gethostname(), pid=me.pid, born=me.create_time(), versions=versions()
+        rank=rank,
+        world=place.world,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        born=frames.born(os.getpid()),
+        versions=versions(),
     ).write(folder / f"hello-{rank}.json")
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ[variable] = start.interface
+    os.environ.update(heard_on(start.interface))
     try:
-        bench = _Bench(folder, start, rank, world, _number(environment, _LOCALS, 0))
+        bench = _Bench(folder, start, place)
     except RanksParted:
         raise
     except LoricaError as error:
@@ -93,13 +97,6 @@ def _require_private(folder: Path) -> None:
         )
 
 
-def _number(environment: Mapping[str, str], names: tuple[str, ...], otherwise: int) -> int:
-    for name in names:
-        if name in environment:
-            return int(environment[name])
-    return otherwise
-
-
 def _end_with_agent(folder: Path, rank: int) -> NoReturn:
     """In a thread of its own: the training itself may wait for a rank that hangs."""
     sign, since = -1.0, time.monotonic()
@@ -111,14 +108,15 @@ def _end_with_agent(folder: Path, rank: int) -> NoReturn:
         elif time.monotonic() - since > AGENT_GONE_S:
             break
         never.wait(1.0)
-    with suppress(OSError):
+    with suppress(StorageError):
         frames.put(folder / f"gone-{rank}", b"")
     os._exit(GONE)
 
 
 class _Bench:
-    def __init__(self, folder: Path, start: frames.Start, rank: int, world: int, local: int) -> None:
+    def __init__(self, folder: Path, start: frames.Start, mine: Place) -> None:
         """Raises LoricaErrors; RanksParted where the others do not come."""
+        rank, world = mine.rank, mine.world
         if world != start.world:
             raise ConfigurationError(
                 f"[training] launch started {world} ranks, [training] processes is {start.world}: make them one number"
@@ -127,7 +125,7 @@ class _Bench:
         self._signs, self._signed = count(1), 0.0
         raw = frames.taken(folder / frames.PLAN)
         bundle = PlanBundle.decode(raw or b"", Digest(start.plan))
-        device = f"cuda:{local}" if start.device == "cuda" else start.device
+        device = device_of_rank(start.device, mine.local, torch.cuda.device_count())
         settings = DeviceSettings(device=device, threads=start.threads)
         place = chosen_device(settings)
         rules = PolicyRules.model_validate({"tasks": start.tasks})
@@ -182,7 +180,8 @@ class _Bench:
 
     def _progress(self, fraction: float, loss: float) -> None:
         if self._rank == 0:
-            frames.put(self._folder / f"progress-{self._number}", str(fraction).encode())
+            with suppress(StorageError):  # what is told of a training does not end it
+                frames.put(self._folder / f"progress-{self._number}", str(fraction).encode())
 
     def _notice(self, event: str, detail: str) -> None:
         if self._rank == 0:
@@ -193,7 +192,8 @@ class _Bench:
         """After each meeting: this rank goes on."""
         if (now := time.monotonic()) - self._signed > SIGN_S:
             self._signed = now
-            frames.put(self._folder / f"met-{self._rank}", str(next(self._signs)).encode())
+            with suppress(StorageError):  # without one for [training] rank_timeout_s the agent takes this rank to hang
+                frames.put(self._folder / f"met-{self._rank}", str(next(self._signs)).encode())
 
 
 def main(folder: str, environment: Mapping[str, str]) -> int:

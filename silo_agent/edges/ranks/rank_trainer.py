@@ -148,6 +148,7 @@ class RankTrainer:
             start = frames.Start(
                 silo=self._policy.silo,
                 plan=bundle.plan.digest,
+                examples=self._own.examples(bundle),
                 world=training.processes,
                 data=str(Path(data.folder).absolute()),
                 max_bad_lines_share=data.max_bad_lines_share,

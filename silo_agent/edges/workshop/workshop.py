@@ -34,6 +34,7 @@ from silo_agent.service.ports import (
 )
 from silo_agent.settings import Settings
 from silo_agent.sql_sandbox import Rows, run_select
+from silo_agent.training.checkpoint import examples_digest
 from silo_agent.training.data.text_to_sql_data import SiloData
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.evaluation import judged_on
@@ -111,6 +112,10 @@ class Workshop:
         if self._executes(bundle) or filters_here(bundle.plan, self._policy.silo):
             self._sources.check_database()
         return self._sources.summary()
+
+    def examples(self, bundle: PlanBundle) -> Digest:
+        """Of what `prepare` read and tokenised for training."""
+        return examples_digest(self._of(bundle).encoded("train"))
 
     def train(
         self,
