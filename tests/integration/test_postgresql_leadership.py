@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.database.open_store import leadership_of
 from lorica_coordinator.edges.database.postgresql.leadership import LOCK, Leadership, alone, read_only
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
@@ -282,7 +283,8 @@ def test_a_second_coordinator_takes_over_from_one_that_is_killed_and_not_from_on
     server: PostgresqlServer, place: DatabasePlace, tmp_path: Path
 ) -> None:
     folder = tmp_path / "net"
-    ports = ("--silos-port", "0", "--enrolment-port", "0", "--metrics-port", "0", "--status-port", "0")
+    names = ("--silos-port", "--enrolment-port", "--metrics-port", "--status-port")
+    ports = [word for name, port in zip(names, free_ports(4), strict=True) for word in (name, str(port))]
     subprocess.run(
         [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost", *ports],
         check=True, capture_output=True,

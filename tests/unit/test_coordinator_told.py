@@ -23,12 +23,15 @@ def heard(error: LoricaError, caller: Identity | None) -> str:
     return told(error, str(error), caller)
 
 
-@given(kind=st.sampled_from(OWN_SIDE), parts=st.lists(PARTS, min_size=2, max_size=6), absolute=st.booleans())
+@given(
+    kind=st.sampled_from(OWN_SIDE),
+    parts=st.lists(PARTS, min_size=1, max_size=6),
+    before=st.sampled_from(["", "the spool ", "'", "(", "file=", "models: ", "spiffe://test/silo/clinic left "]),
+)
 def test_no_silo_or_stranger_reads_a_path_of_the_coordinator(
-    kind: type[LoricaError], parts: list[str], absolute: bool
+    kind: type[LoricaError], parts: list[str], before: str
 ) -> None:
-    path = ("/" if absolute else "") + "/".join(parts)
-    error = kind(f"{path} was damaged: restore it from a backup")
+    error = kind(f"{before}/{'/'.join(parts)} was damaged: restore it from a backup")
     for caller in (SILO, None):
         assert heard(error, caller) == OWN_FILES
 
@@ -44,6 +47,13 @@ def test_what_a_peer_did_wrong_is_told_with_the_value_it_sent(kind: type[LoricaE
     error = kind("tensor 'a/b' has 3 elements, 4 are planned")
     assert error.fault is Fault.PEER
     assert heard(error, SILO) == str(error)
+
+
+def test_who_is_meant_is_told() -> None:
+    text = f"the key of {SILO.uri} did not sign this request"
+    assert heard(errors.IntegrityError(text), SILO) == text
+    assert heard(errors.IntegrityError(f"{text}: /srv/state is damaged"), SILO) == OWN_FILES
+    assert "renewal/endorse-request" in heard(errors.IntegrityError("signature for renewal/endorse-request"), SILO)
 
 
 def test_a_state_that_names_no_file_is_told() -> None:
