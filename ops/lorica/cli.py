@@ -3,6 +3,7 @@
 import secrets
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -194,13 +195,15 @@ def experiment(
     results.jsonl."""
     from lorica.experiments.definition import Study
     from lorica.experiments.reports.report import write_report
+    from lorica.experiments.results_file import one_shard_at_a_time
     from lorica.experiments.run import run_study
     from lorica.experiments.shard import Shard
 
     part = Shard.from_text(shard)
     study = Study.read(file)
     if report:
-        print(write_report(study, out))
+        with one_shard_at_a_time(out) if (out / "common").exists() else nullcontext():  # beside shards
+            print(write_report(study, out))
         return
     of_data = file.parent if data is None else data
     console = terminal()

@@ -92,8 +92,8 @@ def enroll(
     if identity_key is not None or tls_key is not None:  # before the enrolment token is spent
         from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
 
-        given |= {} if identity_key is None else {"identity": identity_in_token(identity_key)}
-        given |= {} if tls_key is None else {"tls": tls_key_in_token(tls_key)}
+        given |= {} if identity_key is None else {"identity": identity_in_token(identity_key, folder.root)}
+        given |= {} if tls_key is None else {"tls": tls_key_in_token(tls_key, folder.root)}
     folder.make()
     keys = SiloKeys(**given)
     credentials = asyncio.run(enrol(parsed, now=datetime.now(UTC), agent_version=software_version(), keys=keys))

@@ -35,7 +35,7 @@ def protect(
     folder.require_enrolled()
 
     def tell() -> None:
-        key = identity_key_of(read_key_of_either(folder.identity_key, os.environ))
+        key = identity_key_of(read_key_of_either(folder.identity_key, os.environ), folder.root)
         log = AuditLog(folder.audit, writer=enrolled_as(folder).uri, key=key, clock=time.time)
         log.append(Event.KEYS_PROTECTED, clear="yes" if clear else "no")
         log.seal()

@@ -143,7 +143,7 @@ async def test_a_key_in_a_token_is_renewed_for_and_connects(
 ) -> None:
     """It stays, and each renewal brings another certificate for it; the second one comes over a connection of it."""
     soft_hsm.tokens()
-    key = tls_key_in_token(soft_hsm.uri("silo", "tls", soft_hsm.pin_file(tmp_path / "pin")))
+    key = tls_key_in_token(soft_hsm.uri("silo", "tls", soft_hsm.pin_file(tmp_path / "pin")), tmp_path / "silo")
     folder = silo_at(tmp_path / "silo", federation_template.silos[HOSPITAL], at.address)
     serials = {load_credentials(folder).certificate.serial_number}
     async with kept_agent(folder) as agent:

@@ -408,6 +408,32 @@ def test_tables_that_are_not_those_that_it_names_are_refused(story: Story, tmp_p
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["keys/identity.key", "keys/ca.key", "keys/ca-2.key", "keys/successor.uri"])
+def test_a_made_up_one_names_no_code(name: str, story: Story, tmp_path: Path) -> None:
+    """Whoever can hand an operator a backup in clear puts a library into it, and its name in place of a key."""
+    evil, target = b"\x7fELF", tmp_path / "new"
+    uri = f"pkcs11:token=silo;object=identity?module-path={target}/state/evil.so&pin-source=/etc/shadow"
+    with opened_backup(story.plain, None) as backup:
+        about = backup.about
+        backup.extract(tmp_path / "out")
+    (tmp_path / "out" / "state" / "evil.so").write_bytes(evil)
+    (tmp_path / "out" / name).write_text(f"\n {uri}\n" if name.endswith(".uri") else f"{uri}\npublic 00\n")
+    with new_backup(tmp_path / "made-up", None, about) as other:
+        for path in sorted((tmp_path / "out").rglob("*")):
+            if path.is_file():
+                other.add(str(path.relative_to(tmp_path / "out")), path.read_bytes())
+    said = (name.removeprefix("keys/"), "token 'silo'", f"library {target}/state/evil.so", "/etc/shadow", "--token-key")
+    for given in ((), ("--token-key", uri.replace("/etc/shadow", "/etc/pin"))):
+        done = run_command(main, "restore", tmp_path / "made-up", target, "--without-log", *given)
+        done.is_refusal(ConfigurationError, *said)
+        assert not target.exists()
+    if name == "keys/identity.key":
+        given_it = run_command(main, "restore", tmp_path / "made-up", target, "--without-log", "--token-key", uri)
+        given_it.is_refusal(
+            ConfigurationError, "evil.so"
+        )  # by the next look at it: it is not there yet, or in the folder
+
+
 async def test_what_nobody_signed_lets_nobody_in(story: Story, tmp_path: Path) -> None:
     """Entries behind the last seal could be anybody's who can write to the copy of the log: they shut out, and let in
     nobody."""

@@ -59,7 +59,8 @@ def test_a_round_is_done_with_keys_that_never_left_their_tokens(done: tuple[Fede
     credentials.certificate.verify_directly_issued_by(parse_certificate(authority))
     (row,) = [one for one in found if one["name"] == "keys in a token"]
     assert row["outcome"] == "passed"
-    assert "identity key 'identity' in token 'hospital', TLS key 'tls' in token 'hospital'" in row["detail"]
+    assert "identity key 'identity' in token 'hospital', TLS key 'tls' in token 'hospital': each" in row["detail"]
+    assert "by its label alone, and any other of that label would get the PIN: add serial=" in row["detail"]
     (row,) = json.loads(federation.coordinator("rounds", "--json"))
     assert row["outcome"] == "applied"
     assert [path for path in own.root.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()] == []
@@ -84,3 +85,4 @@ def test_a_successor_lies_in_a_token_or_is_refused(done: tuple[Federation, list[
     assert "ca-2" in federation.coordinator("ca", "rotate")
     assert (keys / "ca-2.key").read_text().startswith("pkcs11:token=authority;object=ca-2?")
     assert not successor.exists()
+    assert "one in a token still signs, for whoever has the PIN" in federation.coordinator("ca", "activate", "--force")

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,36 @@ def test_a_run_that_another_shard_does_is_left_to_it(tmp_path: Path, data: Path)
         run_study(study(), tmp_path, data=data, device="cpu", threads=1, shard=Shard(1, 3), console=console)
     assert "left to another shard: FedOPT, seed 1" in console.file.getvalue()  # type: ignore[attr-defined]
     assert {line["run"] for line in results(tmp_path)} == {run.key for run in others}
+
+
+def test_a_run_is_its_shards_until_its_line_is_written(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a shard of another division begins in the same folder, and the line is there twice."""
+    seen = []
+
+    def append(out: Path, facts: dict[str, Any], shard: Shard) -> None:
+        with pytest.raises(Conflict), ProcessLock(out / "locks" / facts["run"], "study"):
+            pass
+        append_result(out, facts, shard)
+        seen.append(facts["run"])
+
+    monkeypatch.setattr(of_study, "append_result", append)
+    first, *others = study().runs()
+    for run in others:
+        append_result(tmp_path, {"run": run.key, "rounds": [], "test": {}}, Shard(2, 2))
+    with suppress(Exception):  # made-up lines make no report
+        done(tmp_path, data, Shard(1, 3))
+    assert seen == [first.key]
+    assert not (tmp_path / "runs" / first.key).exists()
+
+
+def test_lines_of_jobs_that_end_together_are_whole(tmp_path: Path) -> None:
+    facts = [{"run": f"{number}", "long": "x" * 100_000} for number in range(24)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: append_result(tmp_path, one), facts))
+    assert sorted(line["run"] for line in results(tmp_path)) == sorted(one["run"] for one in facts)
+    assert (tmp_path / "results.jsonl").read_text().count("\n") == len(facts)
 
 
 def test_more_shards_than_runs_are_refused(tmp_path: Path, data: Path) -> None:

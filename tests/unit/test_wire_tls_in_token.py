@@ -49,7 +49,7 @@ async def served() -> AsyncIterator[tuple[str, list[Any]]]:
 
 def credentials(address: str, token: str, label: str, pin: Path) -> SiloCredentials:
     tokens()
-    key = tls_key_in_token(uri(token, label, pin))
+    key = tls_key_in_token(uri(token, label, pin), pin.parent / "silo")
     made = NET.credentials(address)
     certificate = NET.authority.issue(key.public_key(), made.identity, now=datetime.now(UTC))
     return replace(made, tls_key=key, certificate=certificate)

@@ -20,6 +20,11 @@ from silo_wire.v1 import operator_pb2
 
 PASSPHRASE = "LORICA_CA_PASSPHRASE"  # noqa: S105  # nosec B105  # the variable's name
 
+_STILL_THERE = (
+    "the key of an authority that issues no more is deleted where it lay in a file; one in a token still signs, for "
+    "whoever has the PIN: delete it there, by the token's own tool"
+)
+
 ca_app = typer.Typer(help="The federation's authorities, which sign all its certificates.", no_args_is_help=True)
 
 Force = Annotated[
@@ -51,12 +56,14 @@ def rotate(directory: Dir = None) -> None:
 def activate(directory: Dir = None, force: Force = False) -> None:
     """Let the successor issue now; refused while somebody does not know it."""
     _change(directory, operator_pb2.ChangeAuthorityRequest(step="activate", force=force))
+    say(_STILL_THERE)
 
 
 @ca_app.command()
 def retire(directory: Dir = None, force: Force = False) -> None:
     """Trust the authority before no longer; refused while anybody's certificate or an invitation is of it."""
     _change(directory, operator_pb2.ChangeAuthorityRequest(step="retire", force=force))
+    say(_STILL_THERE)
 
 
 @ca_app.command()

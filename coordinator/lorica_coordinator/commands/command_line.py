@@ -126,7 +126,7 @@ def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> No
     from lorica_security.pkcs11_keys.reference import identity_key_of
 
     writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
-    key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ))
+    key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ), folder.root)
     log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
     log.append(Event.OPERATOR_COMMAND, command=command, **said)
     log.seal()

@@ -114,8 +114,8 @@ def init(
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
         this_machine_alone=all(map(leads_to_itself, host)) if host else False,
     )
-    of_authority = None if authority_key is None else tls_key_in_token(authority_key)
-    own = None if identity_key is None else identity_in_token(identity_key)
+    of_authority = None if authority_key is None else tls_key_in_token(authority_key, folder.root)
+    own = None if identity_key is None else identity_in_token(identity_key, folder.root)
     files.make_private_folder(folder.root)
     files.mark(folder.begun)
     KeyStore.create(folder.keys, name, datetime.now(UTC), authority_key=of_authority, own_key=own)

@@ -64,6 +64,10 @@ def restore(
         Path | None,
         typer.Option("--ledger", help="With --log: the newest copy of state/privacy/ledger, under silo-level privacy."),
     ] = None,
+    token_keys: Annotated[
+        list[str] | None,
+        typer.Option("--token-key", metavar="URI", help="A key in a token that the backup may name; several times."),
+    ] = None,
 ) -> None:
     """Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started."""
     from lorica_coordinator.edges.upkeep.restore import restore as make
@@ -77,7 +81,7 @@ def restore(
     def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
         enter_command(folder, "restore", **said)
 
-    done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell)
+    done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell, token_keys=token_keys or ())
     say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
     silos = ", ".join(done.silos) or "no silo"
     if done.since is None:

@@ -3,6 +3,7 @@
 A kill, or a disk that is full, may tear the last line. A torn line is no result, and takes no later one with it.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 from lorica.experiments.shard import WHOLE, Shard
 from lorica_security.errors import StorageError
+from lorica_security.host.process_lock import ProcessLock
 
 RESULTS = "results.jsonl"
 _NAME = re.compile(r"results(-[0-9]+)?\.jsonl")
@@ -27,6 +29,11 @@ def results(out: Path) -> Iterator[dict[str, Any]]:
 def results_files(out: Path) -> list[Path]:
     """Those that there are."""
     return sorted(path for path in out.glob("results*.jsonl") if _NAME.fullmatch(path.name))
+
+
+def one_shard_at_a_time(out: Path) -> ProcessLock:
+    """For what shards have in common, which the first of them makes and the others find, and for the report."""
+    return ProcessLock(out / "common", "study", patient=True)
 
 
 def lines_of(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -53,11 +60,13 @@ def rounded(value: Any) -> Any:
 
 
 def append_result(out: Path, facts: Mapping[str, Any], shard: Shard = WHOLE) -> None:
-    """On the disk when this returns, for what the line was made from is deleted next; raises StorageError."""
+    """On the disk when this returns, for what the line was made from is deleted next; raises StorageError. Jobs of a
+    shard write one after the other."""
     path = (out / RESULTS).with_stem(f"results{shard.suffix}")
     try:
         with path.open("ab+") as file:
-            if file.tell():
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")

@@ -28,7 +28,7 @@ from lorica.experiments.hostile_scores import hostile_scores
 from lorica.experiments.practice.warm_up import start
 from lorica.experiments.reports.averages import macro_average, micro_average
 from lorica.experiments.reports.report import write_report
-from lorica.experiments.results_file import BY_MACRO, append_result, results
+from lorica.experiments.results_file import BY_MACRO, append_result, one_shard_at_a_time, results
 from lorica.experiments.scoring import pseudo_labels, scores
 from lorica.experiments.shard import WHOLE, Shard
 from lorica.hostile.backdoor import BACKDOOR
@@ -73,15 +73,15 @@ def run_study(
     `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
 
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
-    it at the end. Raises what would end all of them, and Conflict while another study, or this shard of it, works in
-    `out`. What was under way goes on the next time.
+    it at the end. Raises what would end all of them, and Conflict while a shard of this number, of any study, works in
+    `out`: others work beside it. What was under way goes on the next time.
     """
     make_folder(out)
     console = console or Console(quiet=True)
     with ProcessLock(out / f"lock{shard.suffix}", "study"):
         found = silos_in(data / study.silos)
         _require_sound(study, found)
-        with _one_shard_at_a_time(out):
+        with one_shard_at_a_time(out):
             require_same(found, out)
             training = DeviceSettings(device=device, threads=threads)
             source = start(study.start, data, out, training, console, lower_case=study.lower_case)
@@ -96,7 +96,7 @@ def run_study(
             shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
         console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
         began_with = commit()  # now, not when a run ends: the code on disk may be another by then
-        doings = [_Doing(run, silos, source, out, settings, began_with) for run in left]
+        doings = [_Doing(run, silos, source, out, settings, began_with, shard) for run in left]
         failed: list[str] = []
         with closing(_each(doings, jobs)) as each:
             for doing, facts in each:
@@ -107,21 +107,14 @@ def run_study(
                     failed.append(f"{_described(doing.run)}: {facts}")
                     console.print(f"failed: {failed[-1]}", highlight=False, markup=False)
                     continue
-                append_result(out, facts, shard)
-                shutil.rmtree(doing.work)
                 console.print(_line(doing.run, facts), highlight=False, markup=False)
     if failed:
         raise StateError(
             f"{len(failed)} of {len(left)} runs failed; the first: {failed[0]}; the same command tries them again, "
             "and with --report it shows the others"
         )
-    with _one_shard_at_a_time(out):
+    with one_shard_at_a_time(out):
         return write_report(study, out)
-
-
-def _one_shard_at_a_time(out: Path) -> ProcessLock:
-    """For what shards have in common, which the first of them makes and the others find."""
-    return ProcessLock(out / "common", "study", patient=True)
 
 
 def _require_sound(study: Study, silos: Mapping[SiloName, Path]) -> None:
@@ -193,7 +186,8 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _done(doing: "_Doing") -> _Outcome:
-    """Shards of one folder may overlap, where the study was divided anew while some were at work: a run is one's."""
+    """Shards of one folder may overlap, where the study was divided anew while some were at work: a run is one's,
+    until its line is written and its folder deleted: who takes it next finds the line."""
     locks = doing.out / "locks"
     locks.mkdir(exist_ok=True)
     with ExitStack() as here:
@@ -203,7 +197,11 @@ def _done(doing: "_Doing") -> _Outcome:
             return None
         if doing.run.key in {line["run"] for line in results(doing.out)}:
             return None
-        return _of_nobody_else(doing)
+        outcome = _of_nobody_else(doing)
+        if isinstance(outcome, dict):
+            append_result(doing.out, outcome, doing.shard)
+            shutil.rmtree(doing.work, ignore_errors=True)  # what is left of it, the next command deletes
+        return outcome
 
 
 def _of_nobody_else(doing: "_Doing") -> _Outcome:
@@ -229,6 +227,7 @@ class _Doing:
     out: Path
     settings: DeviceSettings
     commit: str
+    shard: Shard
 
     @property
     def work(self) -> Path:

@@ -4,8 +4,12 @@
     public 302a300506032b6570032100...
 
 Nothing of it is secret. The public key is that of enrolment, so that another key under the same name is found out. The
-first line may be edited, when a library or a PIN file moves.
+first line may be edited, when a library or a PIN file moves. Neither may lie in the folder of the key file, the silo's
+or federation's: a made-up backup could bring both the library and its name.
 """
+
+import os
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -26,14 +30,15 @@ def in_token(key: object) -> bool:
     return isinstance(key, TokenIdentityKey | TokenTlsKey)
 
 
-def identity_in_token(uri: str) -> TokenIdentityKey:
-    """The key of an identity that `uri` names; raises ConfigurationError for one of another kind, WrongPin."""
-    return _identity(token_key(TokenUri.parse(uri)))
+def identity_in_token(uri: str, home: Path) -> TokenIdentityKey:
+    """The key of an identity that `uri` names, for the silo's or federation's folder `home`; raises ConfigurationError
+    for one of another kind, and for a library or a PIN file in `home`; WrongPin."""
+    return _identity(_named(uri, home))
 
 
-def tls_key_in_token(uri: str) -> TokenTlsKey:
-    """The key of TLS, or of an authority, that `uri` names; raises as above."""
-    return _tls(token_key(TokenUri.parse(uri)))
+def tls_key_in_token(uri: str, home: Path) -> TokenTlsKey:
+    """The key of TLS, or of an authority, that `uri` names; as above."""
+    return _tls(_named(uri, home))
 
 
 def key_text(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
@@ -43,17 +48,28 @@ def key_text(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     return identity_key_to_pem(key) if isinstance(key, Ed25519PrivateKey) else tls_key_to_pem(key)
 
 
-def identity_key_of(text: bytes) -> Ed25519PrivateKey:
-    """From what `key_text` made of an identity's key; raises ConfigurationError, WrongPin."""
-    return _identity(_referred(text)) if is_reference(text) else identity_key_from_pem(text)
+def identity_key_of(text: bytes, home: Path) -> Ed25519PrivateKey:
+    """From what `key_text` made of an identity's key, in a file below `home`; raises ConfigurationError, WrongPin."""
+    return _identity(_referred(text, home)) if is_reference(text) else identity_key_from_pem(text)
 
 
-def tls_key_of(text: bytes) -> ec.EllipticCurvePrivateKey:
+def tls_key_of(text: bytes, home: Path) -> ec.EllipticCurvePrivateKey:
     """The same of a TLS key, or of an authority's."""
-    return _tls(_referred(text)) if is_reference(text) else tls_key_from_pem(text)
+    return _tls(_referred(text, home)) if is_reference(text) else tls_key_from_pem(text)
 
 
-def _referred(text: bytes) -> TokenKey:
+def _named(text: str, home: Path) -> TokenKey:
+    uri, inside = TokenUri.parse(text), home.resolve()
+    for name, value in (("module-path", uri.module), ("pin-source", uri.pin_source)):
+        if any(Path(place).is_relative_to(inside) for place in (os.path.normpath(value), os.path.realpath(value))):
+            raise TokenUnusable(
+                f"{name} {value} lies in {home}, whose files a backup or a peer may have brought: keep it elsewhere, "
+                "where only root and this account write, and name that"
+            )
+    return token_key(uri)
+
+
+def _referred(text: bytes, home: Path) -> TokenKey:
     try:
         uri, public, *more = text.decode("ascii").splitlines()
         known = bytes.fromhex(public.removeprefix(_PUBLIC))
@@ -64,7 +80,7 @@ def _referred(text: bytes) -> TokenKey:
         ) from None
     if any(more) or not public.startswith(_PUBLIC):
         raise ConfigurationError("a key file with a pkcs11: URI has lines that are none of it: restore it from backup")
-    key = token_key(TokenUri.parse(uri))
+    key = _named(uri, home)
     if _spki(key) != known:
         raise TokenUnusable(
             f"the key {key.uri.of_key} of token {key.uri.of_token} is another one than the file names: certificates "

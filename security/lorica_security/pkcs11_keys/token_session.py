@@ -2,18 +2,22 @@
 
 A PIN that was wrong is never tried again by itself: a token counts tries, and locks after a few, which a service
 manager that starts a program again and again would bring about. So nothing is tried either where the token says that
-the last try of anybody was wrong (CKF_USER_PIN_COUNT_LOW), until a person has logged in. What fails later (the
+the last try of anybody was wrong (CKF_USER_PIN_COUNT_LOW), or that one is left (CKF_USER_PIN_FINAL_TRY), until a person
+has logged in. What fails later (the
 token is gone, its session was closed, this process is a fork of the one that logged in) is an error that says so, and
 ends what needed the signature.
 """
 
 import os
+import secrets
 import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from blake3 import blake3
 
 from lorica_security.errors import AuthenticationError, ConfigurationError, StateError
 from lorica_security.host.files import read_private
@@ -29,10 +33,6 @@ class TokenUnusable(ConfigurationError):
 
 class WrongPin(AuthenticationError):
     """The token did not take the PIN."""
-
-
-class TriedPin(WrongPin):
-    """The same, of a PIN that was given to it."""
 
 
 class TokenLost(StateError):
@@ -67,9 +67,11 @@ class TokenSession:
 
 
 _sessions: dict[tuple[str, str, int], TokenSession] = {}
-_wrong: dict[tuple[str, str, int], tuple[int, int]] = {}
-"""Of a token whose PIN was wrong: the file that had it, by inode and change. Whoever asks again (a loop that renews,
-say) gets the same answer, and the token is not asked."""
+_wrong: dict[tuple[str, str, int], bytes] = {}
+"""Of a token whose PIN was wrong: that PIN's digest, under a key of this process. Whoever asks again (a loop that
+renews, say) gets the same answer, and the token is not asked, until the file has another PIN."""
+_DIGEST_KEY: Final = secrets.token_bytes(32)
+_MOST_LINKS: Final = 40
 _opening = threading.Lock()
 
 
@@ -80,26 +82,10 @@ def session_of(uri: TokenUri) -> TokenSession:
     """
     with _opening:
         token = _token(uri)
-        place = uri.module, bytes(token.serial).decode("ascii", "replace"), os.getpid()
+        place = os.path.realpath(uri.module), bytes(token.serial).decode("ascii", "replace"), os.getpid()
         if place not in _sessions:
-            mark = _mark(Path(uri.pin_source))
-            if mark is not None and _wrong.get(place) == mark:
-                raise _wrong_pin(uri)
-            try:
-                _sessions[place] = TokenSession(uri, _logged_in(uri, token))
-            except TriedPin:
-                if mark is not None:
-                    _wrong[place] = mark
-                raise
+            _sessions[place] = TokenSession(uri, _logged_in(uri, token, place))
         return _sessions[place]
-
-
-def _mark(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None  # reading it says why
-    return status.st_ino, status.st_mtime_ns
 
 
 def _token(uri: TokenUri) -> Any:
@@ -109,9 +95,9 @@ def _token(uri: TokenUri) -> Any:
         raise TokenUnusable(
             f"a key in a token needs python-pkcs11, which the extra `{EXTRA}` brings: pip install python-pkcs11"
         ) from error
-    _require_safe_library(Path(uri.module))
+    file = _safe_library(Path(uri.module))
     try:
-        library = pkcs11.lib(uri.module)
+        library = pkcs11.lib(str(file))  # what was looked at: a link may lead elsewhere by now
         tokens = library.get_tokens(token_label=uri.token or None, token_serial=uri.serial.encode() or None)
         found = [token for token in tokens if _fits(uri, token)]
     except pkcs11.PKCS11Error as error:
@@ -131,65 +117,125 @@ def _fits(uri: TokenUri, token: Any) -> bool:
     return all(not wanted or wanted == _text(found) for wanted, found in told)
 
 
-def _logged_in(uri: TokenUri, token: Any) -> Any:
+def _logged_in(uri: TokenUri, token: Any, place: tuple[str, str, int]) -> Any:
+    pin_file = Path(uri.pin_source)
+    pin = _text_or_none(read_private(pin_file, handed=True).strip())
+    try:
+        if pin is None:
+            raise TokenUnusable(f"{pin_file} is no text: write the PIN of token {uri.of_token} into it")
+        if not pin:
+            raise TokenUnusable(f"{pin_file} is empty: write the PIN of token {uri.of_token} into it")
+        digest = blake3(pin.encode(), key=_DIGEST_KEY).digest()
+        if _wrong.get(place) != digest:
+            _require_tries(uri, token)
+            if (session := _opened(uri, token, pin)) is not None:
+                return session
+            _wrong[place] = digest
+    finally:
+        del pin  # so that no traceback has it
+    raise _wrong_pin(uri)
+
+
+def _require_tries(uri: TokenUri, token: Any) -> None:
+    """Raises WrongPin where a wrong PIN now could lock the token, or one before was wrong."""
     import pkcs11
 
-    pin_file = Path(uri.pin_source)
     flags = token.flags
     if pkcs11.TokenFlag.USER_PIN_LOCKED in flags:
         raise WrongPin(f"the PIN of token {uri.of_token} is locked: its security officer has to set another one")
-    if pkcs11.TokenFlag.USER_PIN_COUNT_LOW in flags:  # also of a process before, which a service manager started
+    warned = pkcs11.TokenFlag.USER_PIN_COUNT_LOW | pkcs11.TokenFlag.USER_PIN_FINAL_TRY
+    if warned & flags:  # also of a process before, which a service manager started
         raise WrongPin(
             f"the last PIN that was given to token {uri.of_token} was wrong, and the token counts: nothing is tried by "
-            f"itself; correct {pin_file}, log in once by the token's own tool (pkcs11-tool --login --list-objects), "
-            "and start again"
+            f"itself; correct {uri.pin_source}, log in once by the token's own tool (pkcs11-tool --login "
+            "--list-objects), and start again"
         )
-    pin = read_private(pin_file, handed=True).strip()
-    if not pin:
-        raise TokenUnusable(f"{pin_file} is empty: write the PIN of token {uri.of_token} into it")
+
+
+def _opened(uri: TokenUri, token: Any, pin: str) -> Any | None:
+    """A session; None for a PIN that the token did not take."""
+    import pkcs11
+
     try:
-        return token.open(user_pin=pin.decode("utf-8"))
+        return token.open(user_pin=pin)
     except (pkcs11.PinIncorrect, pkcs11.PinLenRange, pkcs11.PinInvalid):
-        pass  # outside the handler, so that no traceback has this frame's PIN
+        return None
     except pkcs11.PinLocked:
         raise WrongPin(
             f"the PIN of token {uri.of_token} is locked: its security officer has to set another one"
         ) from None
-    except UnicodeDecodeError:
-        raise TokenUnusable(f"{pin_file} is no text: write the PIN of token {uri.of_token} into it") from None
     except pkcs11.PKCS11Error as error:
         raise TokenUnusable(
             f"the token {uri.of_token} cannot be opened ({_name(error)}): look at its own log"
         ) from None
     finally:
         del pin
-    raise _wrong_pin(uri)
 
 
-def _wrong_pin(uri: TokenUri) -> TriedPin:
-    return TriedPin(
+def _text_or_none(pin: bytes) -> str | None:
+    """None for what is no UTF-8: the error that says so holds the bytes, and goes no further than this."""
+    try:
+        return pin.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _wrong_pin(uri: TokenUri) -> WrongPin:
+    return WrongPin(
         f"{uri.pin_source} has not the PIN of token {uri.of_token}: it was tried once and is not tried again, for "
         "the token counts wrong tries and locks after a few; correct the file before the next start"
     )
 
 
-def _require_safe_library(path: Path) -> None:
-    """Whoever can write the library, or put another one in its place, runs code with this silo's keys."""
+def _safe_library(path: Path) -> Path:
+    """The file that `path` leads to. Whoever can write it, put another one in its place, or turn a folder or link on
+    the way to it elsewhere, runs code with this silo's keys: raises TokenUnusable where others can, or none is there.
+    """
     try:
-        file = path.resolve(strict=True)
-        found = [(file, file.stat()), (file.parent, file.parent.stat())]
+        file = _followed(path)
+        status, around = file.stat(), file.parent.stat()
     except OSError as error:
         raise TokenUnusable(
             f"the PKCS#11 library {path} is not there ({error.strerror}): install it, or correct module-path"
         ) from error
-    if not stat.S_ISREG(found[0][1].st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise TokenUnusable(f"the PKCS#11 library {path} is no file: correct module-path")
-    for place, status in found:
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise TokenUnusable(
-                f"others than root and this account can write {place} (mode {stat.S_IMODE(status.st_mode):04o}, owner "
-                f"{status.st_uid}): a library is code that runs beside the keys; chown and chmod it"
-            )
+    _require_own(file.parent, around, sticky=False)
+    return file
+
+
+def _followed(path: Path) -> Path:
+    """`path` without links; each folder, link and file on the way is root's or this account's, and no folder can be
+    changed by others, but that in one with the sticky bit (/tmp) they can only add to it."""
+    place, left, links = Path("/"), list(path.parts[1:]), 0
+    _require_own(place, place.lstat())
+    while left:
+        part = left.pop(0)
+        if part == "..":
+            place = place.parent
+            continue
+        status = (place / part).lstat()
+        _require_own(place / part, status)
+        if not stat.S_ISLNK(status.st_mode):
+            place /= part
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise TokenUnusable(f"the PKCS#11 library {path} is behind more than {_MOST_LINKS} links: name the file")
+        target = (place / part).readlink()
+        left = [*target.parts[target.is_absolute() :], *left]
+        place = Path("/") if target.is_absolute() else place
+    return place
+
+
+def _require_own(place: Path, status: os.stat_result, *, sticky: bool = True) -> None:
+    is_sticky = sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    is_open = status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode) and not is_sticky
+    if status.st_uid not in (0, os.geteuid()) or is_open:
+        raise TokenUnusable(
+            f"others than root and this account can write {place} (mode {stat.S_IMODE(status.st_mode):04o}, owner "
+            f"{status.st_uid}): a library is code that runs beside the keys; chown and chmod it"
+        )
 
 
 def _text(value: object) -> str:

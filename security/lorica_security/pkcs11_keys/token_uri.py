@@ -18,6 +18,10 @@ from lorica_security.errors import ConfigurationError
 SCHEME: Final = "pkcs11:"
 MOST_CHARACTERS: Final = 2048
 EXAMPLE: Final = "pkcs11:token=NAME;object=LABEL?module-path=/PATH/OF/LIBRARY.so&pin-source=/PATH/OF/PIN"
+BY_LABEL: Final = (
+    "a token is named by its label alone, and any other of that label would get the PIN: add serial= to the URI"
+)
+"""What checks say of a URI without a serial number."""
 
 _ALLOWED = re.compile(r"pkcs11:[A-Za-z0-9\-._~:\[\]@!$'()*+,=&/;?|%]*")
 _TOKEN = ("token", "serial", "manufacturer", "model")

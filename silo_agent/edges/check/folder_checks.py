@@ -12,6 +12,7 @@ from lorica_security.errors import ConfigurationError, IntegrityError, StateErro
 from lorica_security.host import key_file
 from lorica_security.pkcs11_keys.token_keys import TokenIdentityKey, TokenTlsKey
 from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
+from lorica_security.pkcs11_keys.token_uri import BY_LABEL
 from lorica_security.pki.validity import Window
 from silo_agent.edges.accounts.privacy_ledger import guard_of
 from silo_agent.edges.accounts.shared_budget import sharing_of
@@ -61,11 +62,13 @@ def check_files(folder: SiloFolder) -> str:
 
 def keys_in_a_token(credentials: SiloCredentials) -> str:
     """Which keys lie in which token, each of which signed a challenge as it was opened; nothing where none does."""
-    return ", ".join(
-        f"{word} key {key.uri.of_key} in token {key.uri.of_token}"
-        for word, key in (("identity", credentials.identity_key), ("TLS", credentials.tls_key))
-        if isinstance(key, TokenIdentityKey | TokenTlsKey)
-    )
+    both = (("identity", credentials.identity_key), ("TLS", credentials.tls_key))
+    held = [(word, key.uri) for word, key in both if isinstance(key, TokenIdentityKey | TokenTlsKey)]
+    if not held:
+        return ""
+    keys = ", ".join(f"{word} key {uri.of_key} in token {uri.of_token}" for word, uri in held)
+    by_label = "" if all(uri.serial for _, uri in held) else f"; {BY_LABEL}"
+    return f"{keys}: each signed a challenge{by_label}"
 
 
 def keys_that_may_leave(credentials: SiloCredentials) -> str:

@@ -125,7 +125,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
         if bundle is not None and bundle.plan.logs_losses:
             logging = bundle.plan, credentials.silo
         if held := keys_in_a_token(credentials):
-            await run(TOKEN, lambda: f"{held}: each signed a challenge")
+            await run(TOKEN, lambda: held)
             if leaving := keys_that_may_leave(credentials):
                 checks.notice(
                     TOKEN, f"{leaving}: extractable, so whoever has the PIN takes a copy; make one that is not"

@@ -135,7 +135,7 @@ def load_credentials(folder: SiloFolder) -> SiloCredentials:
     folder.require_enrolled()
     make_private_folder(folder.root)
     federation, silo, address, coordinator_key = _facts(folder)
-    identity_key = identity_key_of(read_key(folder.identity_key, os.environ))
+    identity_key = identity_key_of(read_key(folder.identity_key, os.environ), folder.root)
     tls_key, certificate, trust, trusted_since = _tls(folder)
     return SiloCredentials(
         federation=federation,
@@ -177,7 +177,7 @@ def _tls(folder: SiloFolder) -> tuple[TlsPrivateKey, x509.Certificate, TrustBund
     pem = read_key(folder.tls, os.environ)
     begin = max(pem.find(b"-----BEGIN CERTIFICATE-----"), 0)
     try:
-        tls_key = tls_key_of(pem[:begin])
+        tls_key = tls_key_of(pem[:begin], folder.root)
         certificate, *authorities = parse_certificates(pem[begin:])
         trust = TrustBundle(tuple(authorities))
         since = next(int(line.removeprefix(_SINCE)) for line in pem[begin:].splitlines() if line.startswith(_SINCE))

@@ -21,6 +21,7 @@ from lorica_security.host import key_file
 from lorica_security.host.files import make_private_folder
 from lorica_security.host.process_lock import holder
 from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
+from lorica_security.pkcs11_keys.token_uri import BY_LABEL, TokenUri
 from lorica_security.pki.parsing import parse_certificate
 from lorica_security.pki.peer import check_coordinator
 from lorica_security.pki.validity import Window
@@ -60,10 +61,12 @@ def keys_said(found: Found) -> str:
     if found.keys_error is not None:
         raise found.keys_error
     contents = [path.read_bytes() for path in key_files(found.ground.folder.keys)]
-    in_tokens = sum(map(key_file.is_reference, contents))
+    uris = [TokenUri.parse(one.decode().splitlines()[0]) for one in contents if key_file.is_reference(one)]
+    by_label = "" if all(uri.serial for uri in uris) else f"; {BY_LABEL}"
     kept = "encrypted" if any(map(key_file.is_encrypted, contents)) else "in clear, readable by their owner alone"
-    also = f"; {in_tokens} in a token, {'which has' if in_tokens == 1 else 'each of which has'} signed a challenge"
-    return f"authority of {found.keys.federation}, {kept}{also if in_tokens else ''}"
+    each = "which has" if len(uris) == 1 else "each of which has"
+    also = f"; {len(uris)} in a token, {each} signed a challenge{by_label}"
+    return f"authority of {found.keys.federation}, {kept}{also if uris else ''}"
 
 
 def _loaded(found: Found) -> KeyStore:

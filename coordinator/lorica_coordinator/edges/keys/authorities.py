@@ -197,7 +197,7 @@ class Authorities:
         if not path.exists() or files.was_erased(path):
             raise StateError("no request is open: make one with `coordinator ca request`, and have it signed")
         pem = key_file.read_key(path, os.environ)
-        key = tls_key_of(pem)
+        key = tls_key_of(pem, self._folder.parent)
         self._join(
             pem,
             check_certified(
@@ -293,7 +293,7 @@ class Authorities:
                     f"key in the token, and write its pkcs11: URI into {path} (mode 0600)"
                 )
             return new_tls_key()
-        key = tls_key_in_token(files.read_private(path).decode("utf-8", "replace").strip())
+        key = tls_key_in_token(files.read_private(path).decode("utf-8", "replace").strip(), self._folder.parent)
         if key.public_key() == self._issuing.key.public_key():
             raise StateError(f"{path} names the key of the present authority: make another one in the token")
         return key
@@ -326,7 +326,7 @@ def _authority(folder: Path, member: Member) -> Authority:
     text = key_file.read_key(folder / f"{member.name}.key", os.environ)
     certificate_pem = member.certificate.public_bytes(Encoding.PEM)
     if key_file.is_reference(text):
-        return Authority.of(tls_key_of(text), certificate_pem=certificate_pem)
+        return Authority.of(tls_key_of(text, folder.parent), certificate_pem=certificate_pem)
     return Authority.load(key_pem=text, certificate_pem=certificate_pem)
 
 

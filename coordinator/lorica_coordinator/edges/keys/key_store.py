@@ -138,7 +138,7 @@ class KeyStore:
         return cls(
             folder=folder,
             authorities=Authorities.load(folder),
-            identity=identity_key_of(key_file.read_key(folder / "identity.key", os.environ)),
+            identity=identity_key_of(key_file.read_key(folder / "identity.key", os.environ), folder.parent),
             hosts=tuple(hosts),
             enrolment_host=enrolment_host,
             enrolment_port=enrolment_port,

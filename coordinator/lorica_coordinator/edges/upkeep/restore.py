@@ -22,8 +22,8 @@ about it:
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -47,6 +47,7 @@ from lorica_security.identifiers import FederationName, Identity, Role, federati
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.on_disk.log_file import segments
 from lorica_security.pkcs11_keys.reference import identity_key_of
+from lorica_security.pkcs11_keys.token_uri import SCHEME, TokenUri
 from lorica_security.privacy.ledger import check_head, head_of
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanOfAnotherRelease
@@ -73,11 +74,13 @@ def restore(
     log: Path | None,
     ledger: Path | None,
     tell: Callable[[CoordinatorFolder, Mapping[str, str]], None],
+    token_keys: Sequence[str] = (),
 ) -> Restored:
     """Make the folder `target`, which must be new or empty, of a backup.
 
     `log` is the newer audit folder, None where it is lost; `ledger` the newer `state/privacy/ledger`; `tell` hears of
-    the folder before it has its name, and what its log is to say. Raises IntegrityError for a damaged file, or a log or
+    the folder before it has its name, and what its log is to say; `token_keys` are the URIs of keys in a token that the
+    backup may name, each of which names code. Raises IntegrityError for a damaged file, or a log or
     ledger that does not go on from the backup's; WrongPassphrase, ConfigurationError, StateError, StorageError.
     """
     if ledger is not None and log is None:
@@ -97,6 +100,7 @@ def restore(
             raise IntegrityError(
                 f"{source} holds no coordinator of federation {backup.about.federation}: use another copy"
             )
+        _require_own_tokens(folder.keys, token_keys)
         _require_not_running(settings)
         _bring_up_to_date(settings.state_folder / "state.sqlite", backup.about)
         since = None if log is None else _go_on_from(log, folder, settings, federation, environment)
@@ -138,6 +142,23 @@ def _settings_of(folder: CoordinatorFolder) -> Settings:
     return Settings.read(folder.settings)
 
 
+def _require_own_tokens(keys: Path, given: Sequence[str]) -> None:
+    """Nothing says who made a backup in clear, and a URI in it names a library that the next `serve` loads, and a file
+    that it gives to it as PIN: the operator names the same. Raises ConfigurationError."""
+    known = [replace(TokenUri.parse(uri), text="") for uri in given]
+    for path in sorted(path for path in keys.rglob("*") if path.is_file()):
+        text = path.read_bytes().decode("utf-8", "replace").strip()
+        if not text.startswith(SCHEME):
+            continue
+        uri = TokenUri.parse(text.splitlines()[0])
+        if replace(uri, text="") not in known:
+            raise ConfigurationError(
+                f"{path.name} of the backup names the key {uri.of_key} in token {uri.of_token}, by the library "
+                f"{uri.module}, which would run here, with the PIN in {uri.pin_source}: if that is what the "
+                "coordinator had, give its pkcs11: URI with --token-key; else use another copy"
+            )
+
+
 def _require_not_running(settings: Settings) -> None:
     """Two coordinators with one identity would tell silos two histories."""
     try:
@@ -169,7 +190,7 @@ def _go_on_from(
     log: Path, folder: CoordinatorFolder, settings: Settings, federation: FederationName, environment: Mapping[str, str]
 ) -> CaughtUp:
     """Take `log` over in place of the one that was in the backup, and what it tells into the records."""
-    key = identity_key_of(key_file.read_key(folder.identity_key, environment)).public_key()
+    key = identity_key_of(key_file.read_key(folder.identity_key, environment), folder.root).public_key()
     writer = Identity(federation, Role.COORDINATOR).uri
     reading, since = later_log(log, folder.audit, writer=writer, key=key)
     done = catch_up(settings.state_folder / "state.sqlite", federation, reading, since)
