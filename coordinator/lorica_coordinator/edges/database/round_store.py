@@ -58,14 +58,7 @@ from lorica_coordinator.rounds.effects import Record
 from lorica_coordinator.rounds.states import Idle, State
 from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_coordinator.service.ports import Overtaken
-from lorica_coordinator.service.records import (
-    BegunPlan,
-    EnrolledSilo,
-    HeldTrust,
-    Invitation,
-    RoundRow,
-    SignedModel,
-)
+from lorica_coordinator.service.records import BegunPlan, EnrolledSilo, HeldTrust, Invitation, RoundRow, SignedModel
 from lorica_security.audit.chain import Head
 from lorica_security.errors import AuthenticationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
