@@ -67,7 +67,8 @@ def test_a_damaged_model_is_named_and_handed_out_once_it_is_restored(told: Told)
     assert {record["kind"] for record in refused} == {"IntegrityError"}
     first = told.row(5, attempt=1)
     assert first.outcome == "abandoned"
-    assert path in first.detail
+    assert OWN_FILES in first.detail, "silos say what they were told"
+    assert path not in first.detail
     assert told.row(5).outcome == "applied"
     outcomes = [silo.outcome for silo in told.row(5).silos]
     assert len(outcomes) >= 2, "agents start again one after the other: two are a quorum"

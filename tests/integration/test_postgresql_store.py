@@ -270,6 +270,36 @@ def test_one_that_nobody_could_ask_about_ends_the_process_when_it_was_saved(
     assert store.load(T0) == STOPPED, "nothing was written over it"
 
 
+def test_one_that_is_saved_after_it_was_asked_for_ends_the_process(
+    store: SqlRoundStore, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is cut while the server still commits: a look sees the state before, and then it is saved."""
+    store.transition(IDLE, [], at=T0, now=T0)
+    dialect = store.place.engine.dialect
+    commit = dialect.do_commit
+
+    def cut(connection: Any) -> None:
+        monkeypatch.setattr(dialect, "do_commit", commit)
+        raise dialect.dbapi.OperationalError("server closed the connection")  # type: ignore[union-attr]
+
+    monkeypatch.setattr(dialect, "do_commit", cut)
+    monkeypatch.setattr("lorica_coordinator.edges.database.round_store.secrets.token_hex", lambda count: "late" * 8)
+    with pytest.raises(StorageError):
+        store.transition(STOPPED, [], at=T0, now=T0)
+    server.execute(f"UPDATE machine SET saved_as = '{'late' * 8}'")
+    with pytest.raises(Overtaken, match="whose answer was lost on the way: start again"):
+        store.transition(IDLE, [], at=T0, now=T0)
+
+
+def test_a_database_that_was_put_back_ends_the_process(store: SqlRoundStore, server: PostgresqlServer) -> None:
+    store.transition(IDLE, [], at=T0, now=T0)
+    (found,) = server.rows("SELECT saved_as FROM machine")
+    store.transition(STOPPED, [], at=T0, now=T0)
+    server.execute(f"UPDATE machine SET saved_as = '{found[0]}'")
+    with pytest.raises(Overtaken, match="newest transition in the database is not the one that was saved last"):
+        store.transition(IDLE, [], at=T0, now=T0)
+
+
 # --- a server that is not as it must be
 
 

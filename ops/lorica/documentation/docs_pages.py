@@ -89,6 +89,8 @@ _STUDY_TABLES: Final = {
     "ladder-loss": ("ladder", "## Loss per target token on test, in nats"),
     "ladder-equal": ("ladder-equal", "## Exact match on test"),
     "ladder-equal-differences": ("ladder-equal", "## Paired differences"),
+    "ladder-long": ("ladder-long", "## Exact match on test"),
+    "ladder-long-differences": ("ladder-long", "## Paired differences"),
     "ladder-mislabelled": ("ladder-mislabelled", "## Exact match on test"),
     "ladder-mislabelled-differences": ("ladder-mislabelled", "## Paired differences"),
     "ladder-server": ("ladder-server", "## Exact match on test"),
