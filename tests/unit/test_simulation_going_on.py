@@ -8,19 +8,10 @@ from lorica.simulation.going_on import MOST_ATTEMPTS, PATIENCE_S, GoingOn
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StateError
 from silo_wire.canonical import Digest
+from tests.support.round_rows import applied_round
 
-ROW = RoundRow(
-    round=2,
-    attempt=1,
-    outcome="abandoned",
-    detail="an update is too long",
-    opened_unix_s=0.0,
-    closed_unix_s=0.0,
-    model=Digest("ab" * 32),
-    weight_fallback=False,
-    silos=(),
-    macro_exact_match=None,
-    micro_exact_match=None,
+ROW = applied_round(
+    round=2, outcome="abandoned", detail="an update is too long", closed_unix_s=0.0, model=Digest("ab" * 32)
 )
 VAIN = [replace(ROW, attempt=attempt) for attempt in range(1, MOST_ATTEMPTS + 1)]
 RUNNING = replace(ROW, attempt=MOST_ATTEMPTS + 1, outcome="running")

@@ -4,8 +4,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from lorica_coordinator.commands.command_line import (
     AsJson,
     Dir,
     enter_command,
-    load,
     own_folder,
     say,
 )
@@ -31,7 +30,7 @@ from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
-from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, settings_text
+from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, Settings, settings_text
 from lorica_security.console.terminal import terminal
 from lorica_security.daemon.heartbeat import tell_systemd
 from lorica_security.daemon.listen_address import is_loopback
@@ -163,11 +162,12 @@ def serve_command(
     keep_memory_private()
     keep_chunks_in_memory()
     where = log_to_stderr(log_level, libraries=True)
-    found = load(directory)
+    folder = own_folder(directory)
+    key_file.settle(folder.keys, folder.lock, "coordinator")
     stand_by = _standing_by()
-    with _folder_lock(found, stand_by):
-        # Anew: who led until now may have changed keys and settings, and made or begun an authority.
-        coordinator = Coordinator.load(found.folder)
+    with _folder_lock(folder, stand_by):
+        # Not before: who led until now may have changed keys and settings, and made or begun an authority.
+        coordinator = Coordinator.load(folder)
         if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
             plan = ""
         for disk in disks(coordinator):
@@ -192,23 +192,21 @@ def _standing_by() -> Callable[[], None]:
     return stand_by
 
 
-@contextmanager
-def _folder_lock(coordinator: Coordinator, stand_by: Callable[[], None]) -> Iterator[None]:
-    """The folder's lock: nobody serves a folder that another process has open, be it stopped or hung.
+def _folder_lock(folder: CoordinatorFolder, stand_by: Callable[[], None]) -> ExitStack:
+    """Holds the folder's lock: nobody serves a folder that another process has open, be it stopped or hung.
 
     With a state in PostgreSQL `stand_by` is called until that process has ended; else Conflict is raised at once.
     """
-    lock = ProcessLock(coordinator.folder.lock, "coordinator")
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(lock)
-                break
-            except Conflict:
-                if not coordinator.settings.storage.database:
-                    raise
-                stand_by()
-        yield
+    held = ExitStack()
+    while True:
+        try:
+            held.enter_context(ProcessLock(folder.lock, "coordinator"))
+        except Conflict:
+            if not Settings.read(folder.settings).storage.database:
+                raise
+            stand_by()
+        else:
+            return held
 
 
 def check(
