@@ -279,14 +279,15 @@ def until(process: "subprocess.Popen[str]", said: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_coordinator_takes_over_from_one_that_is_killed_and_not_from_one_that_is_stopped(
+def test_one_that_stands_by_takes_over_from_a_killed_one_alone(
     server: PostgresqlServer, place: DatabasePlace, tmp_path: Path
 ) -> None:
     folder = tmp_path / "net"
     names = ("--silos-port", "--enrolment-port", "--metrics-port", "--status-port")
     ports = [word for name, port in zip(names, free_ports(4), strict=True) for word in (name, str(port))]
     subprocess.run(
-        [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost", *ports],
+        [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost",
+         *ports],
         check=True, capture_output=True,
         env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
     )  # fmt: skip

@@ -112,9 +112,10 @@ def running_postgresql(*, tls: tuple[bytes, bytes] | None = None, port: int = 54
             settings |= {"ssl": "on", "listen_addresses": "127.0.0.1", "port": str(port)}
 
         def start() -> "subprocess.Popen[bytes]":
+            options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
             with (folder / "log").open("ab") as log:
                 return subprocess.Popen(
-                    [binaries / "postgres", "-D", data, *(part for key, value in settings.items() for part in ("-c", f"{key}={value}"))],
+                    [binaries / "postgres", "-D", data, *options],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, user=account, cwd="/",
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A silo that trains in several processes, as its agent has it: settings, data on disk, a plan, and the round's model."""
+"""A silo that trains in several processes, as its agent has it: settings, data on disk, a plan, the round's model."""
 
 import json
 import threading
