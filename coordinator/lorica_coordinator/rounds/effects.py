@@ -4,6 +4,7 @@ Whoever persists a record knows when it was made. A command may be lost with the
 doing one twice does no harm.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -214,3 +215,8 @@ COMMANDS = (ArmDeadline, DisarmDeadline, OpenMasking, Aggregate, DiscardUpdates,
 
 Step = tuple[State, tuple[Effect, ...]]
 """What a handler of the machine returns."""
+
+
+def records_of(effects: Iterable[Effect]) -> tuple[Record, ...]:
+    """What is saved with the state, in order; commands are for after that."""
+    return tuple(effect for effect in effects if not isinstance(effect, COMMANDS))

@@ -7,7 +7,7 @@ they do once a round, so the next round follows.
 
 from dataclasses import replace
 
-from lorica_coordinator.rounds.effects import COMMANDS, Cause, Record, RoundAbandoned
+from lorica_coordinator.rounds.effects import Cause, Record, RoundAbandoned, records_of
 from lorica_coordinator.rounds.events import PlanStopped
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.states import Finished, Idle, Opening, State, Stopped, Task
@@ -20,7 +20,7 @@ def without_updates(state: State, now: float) -> tuple[State, tuple[Record, ...]
     if isinstance(state, Idle | Finished):
         return state, ()
     stopped, effects = step(state, PlanStopped(now=now))
-    records = tuple(effect for effect in effects if not isinstance(effect, COMMANDS))
+    records = records_of(effects)
     if not isinstance(stopped, Stopped) or not (stopped.updates or stopped.masked):
         return stopped, records
     opening, course = stopped.opening, stopped.course

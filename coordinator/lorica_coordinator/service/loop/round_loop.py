@@ -27,6 +27,7 @@ from lorica_coordinator.rounds.effects import (
     Record,
     RetainModels,
     RoundClosed,
+    records_of,
 )
 from lorica_coordinator.rounds.events import (
     Aggregated,
@@ -142,7 +143,7 @@ class RoundLoop:
         lost = await self._threads.store(self._store.lost_attempt)
         event = Resumed(now=now, population=population, groups=self._groups.foreseen, lost=lost)
         after, effects = step(before, event)
-        records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
+        records = records_of(effects)
         await self._save(after, records)
         self._state = after
         if records:
@@ -227,7 +228,7 @@ class RoundLoop:
     async def _transition(self, event: Event) -> State:
         before = self._state
         after, effects = step(before, event)
-        records: list[Record] = [effect for effect in effects if not isinstance(effect, COMMANDS)]
+        records = records_of(effects)
         if after != before or records:
             await self._save(after, records)
             self._state = after
