@@ -167,6 +167,7 @@ def settings_text(
     status_port: int = STATUS_PORT,
     status_token_file: str = "",
     this_machine_alone: bool = False,
+    database: str = "",
 ) -> str:
     """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out.
 
@@ -186,6 +187,7 @@ def settings_text(
             f'status = "{status_host}:{status_port}"' if status_port else 'status = ""',
         ),
         ('status_token_file = ""', f"status_token_file = {json.dumps(status_token_file)}"),
+        ('database = ""', f"database = {json.dumps(database)}"),
     ):
         text = text.replace(default, chosen, 1)
     Settings.parse(text, SETTINGS_FILE)
