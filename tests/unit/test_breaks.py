@@ -16,6 +16,7 @@ SUBJECTS = {
     "after_noise",
     "certificates",
     "clipping",
+    "dask",
     "drift",
     "durability",
     "export",
