@@ -54,17 +54,17 @@ class Candidate:
 
     def __init__(
         self, place: DatabasePlace, *, federation: FederationName = FEDERATION, identity: str = IDENTITY,
-        session_s: float = 60.0, keys: Path | None = None,
+        session_s: float = 60.0, beat_s: float = 3600.0, keys: Path | None = None,
     ) -> None:  # fmt: skip
         self.database = PostgresqlDatabase(place)
-        self.leadership = Leadership(place, self.database, federation, identity, session_s=session_s)
+        self.leadership = Leadership(place, self.database, federation, identity, session_s=session_s, beat_s=beat_s)
         self.keys = keys
 
     def take(self) -> bool:
         return self.leadership.take(lambda: SqlRoundStore(self.database, FEDERATION).close())
 
     def store(self) -> SqlRoundStore:
-        vault = None if self.keys is None else FolderKeyVault(self.keys)
+        vault = None if self.keys is None else FolderKeyVault(self.keys, self.leadership.term)
         return SqlRoundStore(self.database, FEDERATION, vault, self.leadership.fence)
 
 
