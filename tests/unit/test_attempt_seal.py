@@ -17,15 +17,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event as sqlalchemy_event
 
+from lorica_coordinator.edges.database.open_store import leave_former_keys
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.attempt_keys import KEY_BYTES, AttemptKey
 from lorica_coordinator.edges.database.sealing.attempt_seal import AttemptName, AttemptSeal
-from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
+from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
 from lorica_coordinator.edges.database.state_json import journal_of
 from lorica_coordinator.rounds.effects import Aggregate, DiscardUpdates, RoundAbandoned
 from lorica_coordinator.rounds.events import PlanStopped, Resumed
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.states import Aggregating, Finished, Gathering, Masking, Stopped, course_of
+from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import FederationName
@@ -209,6 +211,48 @@ def test_a_folder_that_several_see_has_to_be_there(tmp_path: Path) -> None:
     shared.chmod(0o700)
     key, secret = vault.make()
     assert FolderKeyVault(shared, 9, own=False).read(key) == secret
+
+
+def settings_of(state: Path, storage: str) -> Settings:
+    parsed = Settings.parse(f'federation = "{FEDERATION}"\n[storage]\n{storage}\n', "federation.toml")
+    return parsed.model_copy(update={"state": str(state)})
+
+
+def test_keys_that_no_database_uses_any_more_are_destroyed(tmp_path: Path) -> None:
+    former, shared = tmp_path / FOLDER, tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(former)
+    database = 'database = "postgresql+psycopg://owner@/lorica?host=/run"\n'
+    for storage, left in (
+        (database, 1),  # they are in use
+        (f'{database}attempt_keys = "{former}"', 1),
+        (f'{database}attempt_keys = "{tmp_path}/link"', 1),
+        (f'{database}attempt_keys = "{tmp_path}/not-mounted"', 1),  # nobody leads like that
+        (f'{database}attempt_keys = "{shared}"', 0),
+        ("", 0),
+    ):
+        FolderKeyVault(former, 1).make()
+        kept, _ = FolderKeyVault(shared, 1).make()
+        leave_former_keys(settings_of(tmp_path, storage))
+        assert len(list(former.glob("*.key"))) == left, storage
+        assert FolderKeyVault(shared, 1).read(kept) is not None
+        for file in former.glob("*.key"):
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ('attempt_keys = "/srv/keys"', r"attempt_keys = '/srv/keys' is for a \[storage\] database in PostgreSQL: name"),
+        (
+            'database = "postgresql+psycopg://o@/l?host=/run"\nattempt_keys = "keys"',
+            "no path from / on: give the whole",
+        ),
+    ],
+)
+def test_a_place_of_keys_that_is_refused(storage: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        settings_of(tmp_path, storage)
 
 
 # --- the store with them
