@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from lorica_security.console.strict_toml import NameText, Section, parse_toml
 from lorica_security.daemon.listen_address import AddressOrNone, AddressText, address
@@ -93,12 +93,28 @@ class StorageSection(Section):
     database: str = ""  # empty: SQLite in the state folder
     """An address with, it may be, a password: no error shows it (edges/database/postgresql/place.py reads it)."""
 
+    attempt_keys: str = ""  # empty: in the state folder
+
     @field_validator("database", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
         if not isinstance(value, str):
             raise ValueError("[storage] database is no text: put it in quotes")
         return value
+
+    @model_validator(mode="after")
+    def _keys_of_a_database(self) -> Self:
+        if self.attempt_keys and not self.database:
+            raise ValueError(
+                f"[storage] attempt_keys = {self.attempt_keys!r} is for a [storage] database in PostgreSQL: "
+                "name one, or leave both empty"
+            )
+        if self.attempt_keys and not self.attempt_keys.startswith("/"):
+            raise ValueError(
+                f"[storage] attempt_keys = {self.attempt_keys!r} is no path from / on: give the whole path, "
+                "which is the same folder for every coordinator"
+            )
+        return self
 
 
 class RetentionSection(Section):

@@ -81,7 +81,7 @@ def database(engine: PostgresqlDatabase) -> PostgresqlDatabase:
 
 @pytest.fixture
 def vault(tmp_path: Path) -> FolderKeyVault:
-    return FolderKeyVault(tmp_path / "keys")
+    return FolderKeyVault(tmp_path / "keys", 1)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_without_its_key_an_attempt_is_told_as_lost(until: str, store: SqlRoundS
     rounds = masked(until)
     store.transition(rounds.state, [], at=T0, now=T0)
     assert again(store, vault).load(T0) == rounds.state
-    vault.keep_only(None)
+    vault.leave()
     restarted = again(store, vault)
     left = restarted.load(T0)
     assert restarted.lost_attempt() is (until != "share keys")

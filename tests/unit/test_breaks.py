@@ -38,6 +38,7 @@ SUBJECTS = {
     "sampling",
     "scores",
     "silo_noise",
+    "standby",
     "status_page",
     "studies",
     "tasks",
