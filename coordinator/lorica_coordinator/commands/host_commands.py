@@ -43,7 +43,8 @@ from lorica_security.identifiers import federation_name
 from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
 from silo_wire.transport import keep_chunks_in_memory
 
-STAND_BY_S: Final = 1.0
+_log = structlog.get_logger(__name__)
+STAND_BY_S: Final = 0.5
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 
 
@@ -182,17 +183,19 @@ def serve_command(
         for disk in disks(coordinator):
             ballast.keep(disk)
         with leading(coordinator, waiting=stand_by) as leader:
+            if leader.leadership is not None:
+                _log.info("leads", term=leader.leadership.term)
             asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
 
 
 def _standing_by() -> Callable[[], None]:
-    """What a coordinator does once a second while another one leads: it holds nothing, so that any signal ends it."""
+    """What a coordinator does every STAND_BY_S while another one leads: any signal ends it."""
     said = False
 
     def stand_by() -> None:
         nonlocal said
         if not said:
-            structlog.get_logger(__name__).info("stands by", detail="another coordinator leads; this one takes over")
+            _log.info("stands by", detail="another coordinator leads; this one takes over")
             tell_systemd("READY=1")
             said = True
         tell_systemd("WATCHDOG=1")
