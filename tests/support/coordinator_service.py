@@ -30,6 +30,7 @@ from lorica_coordinator.rounds.states import State
 from lorica_coordinator.service.federation import Federation
 from lorica_coordinator.service.members.enrolment import Issued
 from lorica_coordinator.service.ports import PlanParts
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_security.audit.chain import Head
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.errors import WrongTime
@@ -145,17 +146,22 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, clock: AdjustableClock | None = None, store: SqlRoundStore | None = None
+    folder: Path,
+    *,
+    clock: AdjustableClock | None = None,
+    store: SqlRoundStore | None = None,
+    kept: KeptFiles = FOLDER_ALONE,
+    spool_keys: Path | None = None,
 ) -> AsyncIterator[Running]:
     """Start the service on whatever state `folder` holds, or `store`; stopped at the end, as by a signal."""
     clock = clock or AdjustableClock()
     store = store or SqlRoundStore(folder / "state.sqlite", FEDERATION)
-    spools = Spools(folder / "spools")
+    spools = Spools(folder / "spools", keys=spool_keys, kept=kept)
     metrics = CoordinatorMetrics(CollectorRegistry())
     keys = load_keys(folder)
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
-        models = model_store(folder, bundle)
+        models = model_store(folder, bundle, kept)
         aggregator = Aggregator(
             bundle.plan.aggregation,
             models=models,
@@ -172,13 +178,14 @@ async def running(
             plan=bundle.plan.digest,
             models=models,
             spools=spools,
+            kept=kept,
         )
         return PlanParts(models=models, base=None, aggregator=aggregator, evidence=evidence)
 
     service = Federation(
         federation=FEDERATION,
         store=store,
-        shelf=PlanShelf(folder),
+        shelf=PlanShelf(folder, kept),
         open_plan=open_plan,
         spools=spools,
         keys=keys,
