@@ -44,7 +44,7 @@ from lorica_security.daemon.kept_ballast import kept_ballast
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.daemon.metrics_port import metrics_port
 from lorica_security.daemon.sealed_log import kept_log
-from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.errors import ConfigurationError
 from lorica_security.host import files
 from lorica_security.on_disk.log_file import AuditLog
 from lorica_security.secure_aggregation.groups.release_groups import SignedLink
@@ -319,18 +319,11 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
 
 
 async def _keep_leading(coordinator: Coordinator) -> None:
-    """Prove again and again that this process leads, where the database elects; ends with Overtaken alone."""
+    """For as long as this process leads, where the database elects; raises why it does no more."""
     if coordinator.leadership is None:
         await asyncio.Event().wait()
-        return
-    from lorica_coordinator.edges.database.postgresql.leadership import BEAT_S
-
-    while True:
-        await asyncio.sleep(BEAT_S)
-        try:
-            await asyncio.to_thread(coordinator.leadership.hold)
-        except StorageError as error:
-            _log.error("whether this coordinator leads cannot be told, it is asked again", error=str(error))
+    else:
+        await asyncio.shield(asyncio.wrap_future(coordinator.leadership.ended))
 
 
 @asynccontextmanager

@@ -222,27 +222,53 @@ class Coordinator:
 @contextmanager
 def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = None) -> Iterator[Coordinator]:
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
-    does, `waiting` is called again and again until it does no more; without it Conflict is raised."""
+    does, `waiting` is called again and again until it does no more; without it Conflict is raised.
+
+    Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock."""
+    from lorica_coordinator.edges.database.open_store import leave_former_keys
+
+    leave_former_keys(coordinator.settings)
     if not coordinator.settings.storage.database:
         yield coordinator
         return
-    from lorica_coordinator.edges.database.open_store import leadership_of
-
-    settings, file = coordinator.settings, coordinator.folder.settings
-    found = leadership_of(settings, file, coordinator.federation, coordinator.keys.identity_public_key.hex())
-    assert found is not None
-    leadership, prepare = found
-    while not leadership.take(prepare):
-        if waiting is None:
-            raise Conflict(
-                "a coordinator leads on the database of [storage] database: give this command where that one runs"
-            )
-        waiting()
+    present, leadership = _elected(coordinator, waiting)
     try:
-        with _kept(coordinator, leadership) as kept:
-            yield replace(coordinator, leadership=leadership, kept=kept)
+        with _kept(present, leadership) as kept:
+            yield replace(present, leadership=leadership, kept=kept)
     finally:
         leadership.release()
+
+
+def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "tuple[Coordinator, Leadership]":
+    from lorica_coordinator.edges.database.open_store import leadership_of
+
+    while True:
+        settings, file = coordinator.settings, coordinator.folder.settings
+        identity = coordinator.keys.identity_public_key
+        found = leadership_of(settings, file, coordinator.federation, identity.hex())
+        if found is None:
+            raise ConfigurationError(
+                f"{file}: [storage] database was emptied while this coordinator stood by: start it again"
+            )
+        leadership, prepare = found
+        try:
+            waited = False
+            while not leadership.take(prepare):
+                if waiting is None:
+                    raise Conflict(
+                        "a coordinator leads on the database of [storage] database: give this command where that one "
+                        "runs"
+                    )
+                waiting()
+                waited = True
+            present = Coordinator.load(coordinator.folder) if waited else coordinator
+        except BaseException:
+            leadership.release()
+            raise
+        if (present.settings.storage, present.keys.identity_public_key) == (settings.storage, identity):
+            return present, leadership
+        leadership.release()  # of another database, or as another coordinator
+        coordinator = present
 
 
 @contextmanager
