@@ -19,6 +19,7 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
 from lorica_coordinator.edges.kept.settled import settle
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.rounds.states import Collecting, Finished
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StorageError
@@ -56,6 +57,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Fallible(Bucket):
+    """Refuses to take what `refuses`, an object by its name; `refused` has the names."""
+
+    def __init__(self, name: str, prefix: str, store: Any) -> None:
+        super().__init__(name, prefix, store)
+        self.refuses: Callable[[str], bool] = lambda name: False
+        self.refused: list[str] = []
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        if self.refuses(name):
+            self.refused.append(name)
+            raise StorageError("the bucket is away")
+        super().put(name, content)
+
+
 class Machines:
     """Each with a folder of its own; keys, vault and database are elsewhere, and outlast them."""
 
@@ -76,10 +92,15 @@ class Machines:
         if with_plans:
             shutil.copytree(self._plans, folder / "plans")
         self.term += 1
-        keys, vault = load_keys(folder), self.root / "vault" / "spools"
+        keys, vault = load_keys(folder), SpoolKeys(folder / "spools", self.root / "vault" / "spools", self.term)
+
+        def has_key(update: Path, name: str) -> bool:
+            path = vault.path(update, name)
+            return path is not None and path.is_file()
+
         leader = Leader(federation=FEDERATION, term=self.term, public_key=keys.identity.public_key(), sign=keys.sign)
         kept = KeptInBucket(folder, self.bucket, leader, block_bytes=BLOCK)
-        settle(kept, folder, vault)
+        settle(kept, folder, has_key)
         store = SqlRoundStore(self.root / "state.sqlite", FEDERATION)
         async with running(folder, store=store, kept=kept, spool_keys=vault) as at_work:
             yield at_work
@@ -179,39 +200,26 @@ async def test_without_the_vault_the_round_goes_on_without_that_update(
 
 async def test_a_round_goes_on_when_its_bucket_is_back(moto: S3Server, made: Path, tmp_path: Path) -> None:
     """Away as an update is committed and as the model is made: refused by name, tried again, nothing lost."""
-    machines = Machines(tmp_path, made, moto.bucket("away"))
+    bucket = Fallible.at(moto.place("away"))
+    machines = Machines(tmp_path, made, bucket)
     expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
-    put: Callable[[str, bytes | memoryview], None] = machines.bucket.put
-    refused: list[str] = []
-
-    def away(name: str, content: bytes | memoryview) -> None:
-        refused.append(name)
-        raise StorageError("the bucket is away")
-
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
         async with attending(coordinator.service, bank) as of_bank, attending(coordinator.service, hospital) as other:
             order, _ = await asyncio.gather(of_bank(Train), other(Train))
-            machines.bucket.put = away  # type: ignore[method-assign]
+            bucket.refuses = lambda name: True
             with pytest.raises(StorageError, match="the bucket is away"):
                 await one_update_of(coordinator, bank, order)
             state = coordinator.service._loop.state
             assert isinstance(state, Collecting)
             assert state.updates == ()
-            machines.bucket.put = put  # type: ignore[method-assign]
+            bucket.refuses = lambda name: False
             await one_update_of(coordinator, bank, order, is_there=True)
-
-            refused.clear()
-
-            def away_for_models(name: str, content: bytes | memoryview) -> None:
-                if "/models/" in name and not refused:
-                    away(name, content)
-                put(name, content)
-
-            machines.bucket.put = away_for_models  # type: ignore[method-assign]
+            bucket.refused.clear()
+            bucket.refuses = lambda name: "/models/" in name and not bucket.refused
             await one_update_of(coordinator, hospital, order)
         await work_together(coordinator.service, bank, hospital, until=is_finished)
-        assert len(refused) == 1
+        assert len(bucket.refused) == 1
         assert coordinator.metric("lorica_errors_total", kind="StorageError") >= 1
         assert rows(await coordinator.service.rounds()) == expected

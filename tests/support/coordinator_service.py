@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.edges.sums.aggregator import Aggregator
 from lorica_coordinator.edges.sums.plan_parts import model_store
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
@@ -151,7 +152,7 @@ async def running(
     clock: AdjustableClock | None = None,
     store: SqlRoundStore | None = None,
     kept: KeptFiles = FOLDER_ALONE,
-    spool_keys: Path | None = None,
+    spool_keys: SpoolKeys | None = None,
 ) -> AsyncIterator[Running]:
     """Start the service on whatever state `folder` holds, or `store`; stopped at the end, as by a signal."""
     clock = clock or AdjustableClock()
