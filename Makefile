@@ -110,7 +110,7 @@ paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random
 .PHONY: soak
 soak: OUT = soak-out
 soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 (500 take hours) SILOS=5 OUT=DIR, SECURE=1 masked, PRIVATE=1
-	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/integration/test_killed_commands.py
+	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/integration/test_killed_commands.py tests/integration/test_killed_ranks.py
 	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS)) \
 		$(if $(filter-out 0,$(SECURE)),--secure) $(if $(filter-out 0,$(PRIVATE)),--private)
 

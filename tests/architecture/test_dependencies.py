@@ -56,7 +56,7 @@ def test_a_side_imports_nothing_that_its_extra_does_not_install(side: str) -> No
     installed = named(PROJECT["dependencies"]) | extra(side) | PARTS
     optional = extra("token") | extra("postgresql")
     if side != "coordinator":
-        optional |= extra("import") | extra("serving") | extra("text") | extra("tracking")
+        optional |= extra("cluster") | extra("import") | extra("serving") | extra("text") | extra("tracking")
     assert [(name, where) for name, where in imported((*BOTH, *SIDES[side])) if name not in installed | optional] == []
 
 

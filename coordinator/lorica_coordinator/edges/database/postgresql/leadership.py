@@ -100,7 +100,6 @@ class Leadership:
             self.release()
             raise
         self.leads = True
-        _log.info("leads", database=self._database.name, term=self.term)
         return True
 
     def take_alone(self) -> bool:
