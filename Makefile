@@ -170,7 +170,7 @@ $(AUDIT)/bin/helm: $(AUDIT)/.installed
 .PHONY: deployment-tools
 deployment-tools: $(AUDIT)/bin/helm ## What looks at ops/compose and ops/helm; the tests of those skip without
 
-# So have the servers that `lorica track` writes to in tests: MLflow brings a hundred packages.
+# So have the servers that tests write to: MLflow brings a hundred packages, an S3 server two dozen.
 TRACKING := $(VENV)-tracking
 $(TRACKING)/.installed: ops/tracking-tools.txt
 	@$(PYTHON) -m venv $(TRACKING)
@@ -178,7 +178,7 @@ $(TRACKING)/.installed: ops/tracking-tools.txt
 	@touch $@
 
 .PHONY: tracking-tools
-tracking-tools: $(TRACKING)/.installed ## MLflow and TensorBoard, which tests of `lorica track` write to and read; those skip without
+tracking-tools: $(TRACKING)/.installed ## MLflow, TensorBoard and an S3 server, which tests write to and read; those skip without
 
 .PHONY: sbom
 sbom: OUT = sbom.json
