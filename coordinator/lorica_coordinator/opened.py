@@ -94,22 +94,30 @@ class Coordinator:
     @property
     def releases(self) -> "ReleaseLedger":
         """What was released under silo-level privacy, of all plans."""
+        return self.releases_told(None)
+
+    def releases_told(self, tell: "Callable[[Entry], None] | None") -> "ReleaseLedger":
+        """The same; `tell` hears of each entry before it is written."""
+        from lorica_coordinator.edges.database.open_store import release_rows
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 
-        return ReleaseLedger(self.settings.state_folder / "privacy")
+        kept = release_rows(self.settings, self.folder.settings, self.leadership)
+        return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""
+        from lorica_coordinator.edges.database.open_store import log_of
         from lorica_security.on_disk.log_file import AuditLog
 
+        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership)
         writer = Identity(self.federation, Role.COORDINATOR).uri
-        return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
+        return AuditLog(place, writer=writer, key=self.keys.identity, clock=clock)
 
     def released(self) -> "list[tuple[Digest, Plan | None, list[Entry]]]":
         """Every plan of which sums were released so, in the order of the first, with its entries; no plan where it is
         one of another release."""
         of_plan: dict[str, list[Entry]] = {}
-        for entry in self.releases.file.entries():
+        for entry in self.releases.kept.entries():
             of_plan.setdefault(entry.plan, []).append(entry)
         return [(Digest(plan), self._plan(Digest(plan)), entries) for plan, entries in of_plan.items()]
 
@@ -203,6 +211,7 @@ def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = No
         yield coordinator
         return
     from lorica_coordinator.edges.database.open_store import leadership_of
+    from lorica_coordinator.edges.upkeep.taken_up import take_up
 
     settings, file = coordinator.settings, coordinator.folder.settings
     found = leadership_of(settings, file, coordinator.federation, coordinator.keys.identity_public_key.hex())
@@ -215,7 +224,9 @@ def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = No
             )
         waiting()
     try:
-        yield replace(coordinator, leadership=leadership)
+        leader = replace(coordinator, leadership=leadership)
+        take_up(leader.audit(), leader.releases)
+        yield leader
     finally:
         leadership.release()
 

@@ -46,8 +46,11 @@ def base_store(state: Path, bundle: PlanBundle) -> ModelStore | None:
     )
 
 
-def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) -> Callable[[PlanBundle], PlanParts]:
-    """The service's `OpenPlan`."""
+def plan_parts(
+    state: Path, *, spools: Spools, make_aggregator: MakeAggregator, releases: ReleaseLedger | None = None
+) -> Callable[[PlanBundle], PlanParts]:
+    """The service's `OpenPlan`. `releases`: where they are not in the folder."""
+    released = releases or ReleaseLedger(state / "privacy")
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
         models = model_store(state, bundle)
@@ -62,7 +65,7 @@ def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) 
                 models=models,
                 spools=spools,
             ),
-            spent=lambda: ReleaseLedger(state / "privacy").spent(bundle.plan),
+            spent=lambda: released.spent(bundle.plan),
         )
 
     return open_plan

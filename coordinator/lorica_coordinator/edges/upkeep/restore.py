@@ -210,7 +210,7 @@ def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None
     older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed.
     """
     releases = ReleaseLedger(settings.state_folder / "privacy")
-    entries = releases.file.entries()
+    entries = releases.kept.entries()
     begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
     known = begun | {Digest(entry.plan) for entry in entries}
     told = set() if since is None else since.released
@@ -227,7 +227,7 @@ def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None
             )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
         if newer[len(entries) :]:
-            releases.file.append(newer[len(entries) :])
+            releases.kept.append(newer[len(entries) :])
         has = {(entry.sequence, entry.plan) for entry in newer}
         closed = {plan for number, plan in told if (number, plan) not in has}
         if since.forgotten:

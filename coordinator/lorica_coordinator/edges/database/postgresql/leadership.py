@@ -98,6 +98,10 @@ class Leadership:
             raise self._overtaken()
         _log.info("leads on, with another session", database=self._database.name, term=self.term)
 
+    @property
+    def database(self) -> PostgresqlDatabase:
+        return self._database
+
     def fence(self, connection: Connection) -> None:
         """In a transaction that is to be the leader's: nobody can raise the term before it ends. Raises Overtaken."""
         mine = select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term).with_for_update(read=True)
@@ -173,6 +177,21 @@ def alone(leadership: Leadership) -> Iterator[None]:
         yield
     finally:
         leadership.release()
+
+
+def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
+    """The fence of a command that adds to the audit log beside the leader, whose log it is as well: it takes nothing
+    over, and no term begins or ends meanwhile."""
+    mine = select(table.c.term).where(table.c.federation == federation, table.c.identity == identity)
+
+    def fence(connection: Connection) -> None:
+        if connection.execute(mine.with_for_update(read=True)).first() is None:
+            raise Conflict(
+                "the database holds no state of this coordinator: give this command where the coordinator's keys are, "
+                "after the first `coordinator serve`"
+            )
+
+    return fence
 
 
 def read_only(connection: Connection) -> None:
