@@ -204,9 +204,14 @@ class Coordinator:
 
 
 @contextmanager
-def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = None) -> Iterator[Coordinator]:
+def leading(
+    coordinator: Coordinator, *, waiting: Callable[[], None] | None = None, to_settle: bool = False
+) -> Iterator[Coordinator]:
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
-    does, `waiting` is called again and again until it does no more; without it Conflict is raised."""
+    does, `waiting` is called again and again until it does no more; without it Conflict is raised.
+
+    With `to_settle` log and ledger may be of an earlier instant. Else raises IntegrityError naming what is.
+    """
     if not coordinator.settings.storage.database:
         yield coordinator
         return
@@ -225,10 +230,11 @@ def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = No
         waiting()
     try:
         leader = replace(coordinator, leadership=leadership)
-        take_up(leader.audit(), leader.releases)
+        if not to_settle:
+            take_up(leader.audit(), leader.releases)
         yield leader
     finally:
-        leadership.release()
+        leadership.resign()
 
 
 def disks(coordinator: Coordinator) -> set[Path]:

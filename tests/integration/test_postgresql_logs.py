@@ -4,6 +4,7 @@ another coordinator goes on with them.
 Both makers are put through the same: files of a folder, rows of a database.
 """
 
+import json
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from lorica.demo.ports import free_ports
+from lorica_coordinator import cli
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
@@ -42,6 +45,8 @@ from lorica_security.on_disk.reading import Reading, read_log
 from lorica_security.privacy.ledger import check_head, head_of
 from silo_wire.canonical import Digest
 from silo_wire.plans.privacy import PrivacySection
+from tests.integration.test_postgresql_leadership import coordinator, until
+from tests.support.command_line import run_command
 from tests.support.coordinator_edges import round_key
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION
@@ -600,3 +605,50 @@ def test_a_log_or_a_ledger_of_another_time_is_refused_by_name(rows: Place) -> No
     other.releases().enter(round_key(PLAN), b"sum 2", PRIVATE)
     with pytest.raises(IntegrityError, match=r"the ledger of releases in .*/ledger ends with entry 1"):
         take_up(rows.log(), rows.releases())
+
+
+# --- processes
+
+
+@pytest.mark.slow
+def test_another_process_with_a_folder_of_its_own_goes_on_with_the_log(
+    server: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, and followed; commands read and add where either is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("LORICA_CA_PASSPHRASE", "a passphrase of many words")
+    server.execute("CREATE DATABASE two_folders")
+    folders = [tmp_path / name for name in ("first", "second")]
+    names = ("--silos-port", "--enrolment-port", "--metrics-port", "--status-port")
+    ports = [word for name, port in zip(names, free_ports(4), strict=True) for word in (name, str(port))]
+    made = run_command(cli.main, "init", folders[0], "--no-plan", "--host", "localhost", *ports)
+    assert made.code == 0, made.err
+    file = folders[0] / "federation.toml"
+    url = f"postgresql+psycopg://{SUPERUSER}@/two_folders?host={server.folder}"
+    file.write_text(file.read_text().replace('database = ""', f'database = "{url}"'))
+    shutil.copytree(folders[0], folders[1], ignore=lambda *_: ["audit", "state", "coordinator.lock"])
+    processes = []
+    try:
+        for number, folder in enumerate(folders):
+            serving = coordinator(folder, "serve")
+            processes.append(serving)
+            until(serving, "serving")
+            asked = run_command(cli.main, "ca", "export", tmp_path / f"ca-{number}", "--dir", folder)
+            assert asked.code == 0, asked.err
+            serving.kill()
+            serving.wait(60)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(60)
+            assert process.stderr is not None
+            process.stderr.close()
+    verified = [run_command(cli.main, "audit", "verify", "--json", "--dir", folder) for folder in folders]
+    assert [done.code for done in verified] == [0, 0], verified[0].err + verified[1].err
+    assert json.loads(verified[0].out)["entries"] == json.loads(verified[1].out)["entries"]
+    shown = run_command(cli.main, "audit", "show", "--json", "--dir", folders[0]).out.splitlines()
+    events = [json.loads(line)["event"] for line in shown]
+    assert events.count("started") == 2
+    assert [json.loads(line)["details"]["file"] for line in shown if "ca export" in line] == [
+        str(tmp_path / "ca-0"), str(tmp_path / "ca-1"),
+    ]  # fmt: skip

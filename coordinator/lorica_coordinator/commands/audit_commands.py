@@ -9,8 +9,10 @@ import typer
 from lorica_coordinator.commands.command_line import AsJson, Dir, load, own_folder
 from lorica_coordinator.edges.check.audit_check import check_silos, silo_heads
 from lorica_coordinator.settings import Settings
+from lorica_security.host import files
 from lorica_security.identifiers import Identity, Role
 from lorica_security.identity.identity_key import public_key_bytes
+from lorica_security.on_disk.log_file import write_copy
 from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import against, key_from_digits, read_log, shown, verdict
 
@@ -70,6 +72,29 @@ def verify(
             "given with --receipts, tells"
         )
     print(verdict(reading, said, as_json=as_json))
+
+
+@audit_app.command()
+def export(
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    directory: Dir = None,
+) -> None:
+    """Write the log, and the ledger of releases, to a folder: a copy to keep elsewhere, for `verify --log`, `restore`
+    and `settle`."""
+    coordinator = load(directory)
+    place = coordinator.audit().place
+    reading = read_log(
+        place,
+        writer=Identity(coordinator.federation, Role.COORDINATOR).uri,
+        keys=[coordinator.keys.identity.public_key()],
+    )
+    released = coordinator.releases.kept.entries()
+    with files.new_folder(target.absolute(), files.PRIVATE_FOLDER_MODE) as work:
+        write_copy(place, work)
+        if released:
+            files.write_private(work / "ledger", b"".join(entry.line() for entry in released))
+    beside = f", and {len(released)} of the ledger of releases" if released else ""
+    print(f"{len(reading.entries)} entries of the audit log{beside} are in {target}")
 
 
 def _own_log(directory: Path | None) -> LogPlace:

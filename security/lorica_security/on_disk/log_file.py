@@ -217,6 +217,20 @@ class _FilesEnd:
         self.files.write(self.tail, entries, position)
 
 
+def write_copy(place: LogPlace, folder: Path) -> None:
+    """The lines of a log as files in a folder that holds none: they verify as the log does. Raises StorageError."""
+    number, size = 1, 0
+    held: list[bytes] = []
+    for line in place.lines():
+        held.append(line.content)
+        size += len(line.content)
+        if size >= SEGMENT_BYTES and entry_from_line(line.content, line.where).event is Event.SEALED:
+            append_private(segment(folder, number), b"".join(held))
+            number, held, size = number + 1, [], 0
+    if held:
+        append_private(segment(folder, number), b"".join(held))
+
+
 def log_place(place: Path | LogPlace) -> LogPlace:
     """Of a log in a folder, the files."""
     return LogFiles(place) if isinstance(place, Path) else place

@@ -114,11 +114,20 @@ def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:
     return PostgresqlDatabase(DatabasePlace.parse(settings.storage.database, file))
 
 
+def has_log(server: PostgresqlDatabase) -> bool:
+    """Whether its tables are of a release that keeps the audit log there. Raises StorageError."""
+    try:
+        with server.engine.connect() as connection:
+            return connection.dialect.has_table(connection, audit_log.name)
+    except SQLAlchemyError as error:
+        raise server.failed(error) from error
+
+
 def require_sqlite(settings: Settings, command: str) -> None:
     """Raises ConfigurationError with the remedy for what works on the folder's own database alone."""
     if settings.storage.database:
         raise ConfigurationError(
             f"`coordinator {command}` is for a state in the folder, and [storage] database is in PostgreSQL: back the "
-            "database up with pg_dump and bring it back with pg_restore, and copy the folder without "
-            f"{FOLDER}/ while the coordinator is stopped"
+            "database up with pg_dump, bring it back with pg_restore and `coordinator settle`, and copy the folder "
+            f"without {FOLDER}/ while the coordinator is stopped"
         )

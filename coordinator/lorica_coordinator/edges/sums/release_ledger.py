@@ -104,15 +104,16 @@ class ReleaseLedger:
 
     def check_root(self) -> None:
         """Raises IntegrityError naming the file where the noise of earlier releases could not be made again here."""
-        if self._path.exists() or self.kept.has_root():
+        if self.root.exists() or self.kept.has_root():
             self._root()
 
     @property
-    def _path(self) -> Path:
+    def root(self) -> Path:
+        """The file; what is in it leaves this class as keys of noise alone."""
         return self.folder / "root"
 
     def _root(self) -> bytes:
-        path = self._path
+        path = self.root
         if not path.exists():
             if self.kept.has_root():
                 raise IntegrityError(

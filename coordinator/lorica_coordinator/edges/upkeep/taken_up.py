@@ -30,17 +30,17 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     log, kept = audit.place, releases.kept
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
         return
-    _go_on_from_log(log, audit)
-    _go_on_from_ledger(kept, releases)
-    check_newest(log, kept)
+    go_on_from_folder(log, kept, audit, releases)
+    for rows in (log.rows, kept.rows):
+        rows.check_newest(_REMEDY)
     require_every_release(log, releases)
     releases.check_root()
 
 
-def check_newest(log: LogRows, kept: ReleaseRows) -> None:
-    """Raises IntegrityError where the rows are behind what the folder saw of them, or others."""
-    for rows in (log.rows, kept.rows):
-        rows.check_newest(_REMEDY)
+def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases: ReleaseLedger) -> None:
+    """Take over what the folder has, or see that the rows begin with it."""
+    _go_on_from_log(log, audit)
+    _go_on_from_ledger(kept, releases)
 
 
 def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:

@@ -98,6 +98,14 @@ class Leadership:
             raise self._overtaken()
         _log.info("leads on, with another session", database=self._database.name, term=self.term)
 
+    def resign(self) -> None:
+        """Let go of the lock at a clean end. It is free when this returns: the server takes a moment to see that a
+        session is over, and a command that follows at once would find that somebody leads."""
+        if self._session is not None and not self._session.invalidated:
+            with suppress(SQLAlchemyError):
+                self._session.execute(text("SELECT pg_advisory_unlock_all()"))
+        self.release()
+
     @property
     def database(self) -> PostgresqlDatabase:
         return self._database

@@ -42,15 +42,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tables = [sa.table(name) for name in _ADDED_TO]
-    held = [one.name for one in tables if op.get_bind().execute(sa.select(sa.func.count()).select_from(one)).scalar()]
-    if held:
+    if op.get_bind().dialect.name == "postgresql":
         raise StorageError(
-            f"{', '.join(held)} would be forgotten, which the release before looks for in the folder: this state has "
-            "no way back"
+            "the release before looks for the audit log and the ledger of releases in the folder, and would forget "
+            "what is in these tables: this state has no way back"
         )
     for name in _ADDED_TO:
         op.drop_table(name)
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP FUNCTION lorica_added_to_alone()")
     op.execute("UPDATE schema SET version = 11")
