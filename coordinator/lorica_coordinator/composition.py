@@ -43,7 +43,7 @@ from lorica_security.daemon.kept_ballast import kept_ballast
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.daemon.metrics_port import metrics_port
 from lorica_security.daemon.sealed_log import kept_log
-from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.errors import ConfigurationError
 from lorica_security.host import files
 from lorica_security.on_disk.log_file import AuditLog
 from lorica_security.secure_aggregation.groups.release_groups import SignedLink
@@ -65,7 +65,7 @@ async def service_of(
     """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
     store = coordinator.open_store()
     try:
-        spools = Spools(coordinator.settings.state_folder / "spools")
+        spools = coordinator.spools
         service = Federation(
             federation=coordinator.federation,
             store=AuditedStore(store, audit),
@@ -75,6 +75,7 @@ async def service_of(
                 spools=spools,
                 make_aggregator=partial(_aggregator, coordinator, audit),
                 releases=coordinator.releases,
+                kept=coordinator.kept,
             ),
             spools=spools,
             keys=coordinator.keys,
@@ -156,7 +157,14 @@ def on_this_host(coordinator: Coordinator) -> OnThisHost:
 def _collect(coordinator: Coordinator, scratch: ExportScratch, present: PresentPlan, dry_run: bool) -> list[Garbage]:
     store = coordinator.open_store()
     try:
-        collector = Collector(coordinator.settings.state_folder, coordinator.settings.retention, store, scratch)
+        collector = Collector(
+            coordinator.settings.state_folder,
+            coordinator.settings.retention,
+            store,
+            scratch,
+            spool_keys=coordinator.spool_keys,
+            kept=coordinator.kept,
+        )
         return collector.collect(present, time.time(), dry_run=dry_run)
     finally:
         store.close()
@@ -311,18 +319,11 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
 
 
 async def _keep_leading(coordinator: Coordinator) -> None:
-    """Prove again and again that this process leads, where the database elects; ends with Overtaken alone."""
+    """For as long as this process leads, where the database elects; raises why it does no more."""
     if coordinator.leadership is None:
         await asyncio.Event().wait()
-        return
-    from lorica_coordinator.edges.database.postgresql.leadership import BEAT_S
-
-    while True:
-        await asyncio.sleep(BEAT_S)
-        try:
-            await asyncio.to_thread(coordinator.leadership.hold)
-        except StorageError as error:
-            _log.error("whether this coordinator leads cannot be told, it is asked again", error=str(error))
+    else:
+        await asyncio.shield(asyncio.wrap_future(coordinator.leadership.ended))
 
 
 @asynccontextmanager

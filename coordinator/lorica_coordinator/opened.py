@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
+from lorica_security.daemon.heartbeat import tell_systemd
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
+    from lorica_coordinator.edges.models.spool import Spools
     from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
     from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
     from lorica_coordinator.plans.plan_shelf import PlanShelf
@@ -46,12 +49,13 @@ def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """A coordinator's folder with its settings and keys loaded. `leadership`: of a process that may write a state in
-    PostgreSQL."""
+    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder."""
 
     folder: CoordinatorFolder
     settings: Settings
     keys: KeyStore
     leadership: "Leadership | None" = None
+    kept: KeptFiles = FOLDER_ALONE
 
     @classmethod
     def load(cls, folder: CoordinatorFolder) -> "Coordinator":
@@ -67,6 +71,10 @@ class Coordinator:
             from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 
             DatabasePlace.parse(settings.storage.database, folder.settings)
+        if settings.storage.blobs:
+            from lorica_coordinator.edges.kept.opening import bucket_place
+
+            bucket_place(settings, folder.settings)
         return cls(folder, settings, keys)
 
     @property
@@ -77,19 +85,35 @@ class Coordinator:
     def shelf(self) -> "PlanShelf":
         from lorica_coordinator.plans.plan_shelf import PlanShelf
 
-        return PlanShelf(self.settings.state_folder)
+        return PlanShelf(self.settings.state_folder, self.kept)
 
     def models(self, bundle: "PlanBundle") -> "ModelStore":
         """The models of one plan."""
         from lorica_coordinator.edges.sums.plan_parts import model_store
 
-        return model_store(self.settings.state_folder, bundle)
+        return model_store(self.settings.state_folder, bundle, self.kept)
 
     def base(self, bundle: "PlanBundle") -> "ModelStore | None":
         """The model that the plan's adapters are for, where it has adapters."""
         from lorica_coordinator.edges.sums.plan_parts import base_store
 
-        return base_store(self.settings.state_folder, bundle)
+        return base_store(self.settings.state_folder, bundle, self.kept)
+
+    @property
+    def spool_keys(self) -> Path:
+        """Where the keys of updates on their way in lie: beside these, unless they are kept elsewhere as well."""
+        from lorica_coordinator.edges.kept.opening import SPOOL_KEYS
+        from lorica_coordinator.edges.models.spool import SPOOLS
+
+        state = self.settings.state_folder
+        return state / (SPOOL_KEYS if self.settings.storage.blobs else SPOOLS)
+
+    @property
+    def spools(self) -> "Spools":
+        """All updates on their way in."""
+        from lorica_coordinator.edges.models.spool import SPOOLS, Spools
+
+        return Spools(self.settings.state_folder / SPOOLS, keys=self.spool_keys, kept=self.kept)
 
     @property
     def releases(self) -> "ReleaseLedger":
@@ -210,31 +234,84 @@ def leading(
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
     does, `waiting` is called again and again until it does no more; without it Conflict is raised.
 
-    With `to_settle` log and ledger may be of an earlier instant. Else raises IntegrityError naming what is.
+    Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock. With
+    `to_settle` log and ledger may be of an earlier instant; else raises IntegrityError naming what is.
     """
+    from lorica_coordinator.edges.database.open_store import leave_former_keys
+
+    leave_former_keys(coordinator.settings)
     if not coordinator.settings.storage.database:
         yield coordinator
         return
-    from lorica_coordinator.edges.database.open_store import leadership_of
     from lorica_coordinator.edges.upkeep.taken_up import take_up
 
-    settings, file = coordinator.settings, coordinator.folder.settings
-    found = leadership_of(settings, file, coordinator.federation, coordinator.keys.identity_public_key.hex())
-    assert found is not None
-    leadership, prepare = found
-    while not leadership.take(prepare):
-        if waiting is None:
-            raise Conflict(
-                "a coordinator leads on the database of [storage] database: give this command where that one runs"
-            )
-        waiting()
+    present, leadership = _elected(coordinator, waiting)
     try:
-        leader = replace(coordinator, leadership=leadership)
+        leader = replace(present, leadership=leadership)
         if not to_settle:
             take_up(leader.audit(), leader.releases)
-        yield leader
+        with _kept(present, leadership) as kept:
+            yield replace(leader, kept=kept)
     finally:
         leadership.resign()
+
+
+def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "tuple[Coordinator, Leadership]":
+    from lorica_coordinator.edges.database.open_store import leadership_of
+
+    while True:
+        settings, file = coordinator.settings, coordinator.folder.settings
+        identity = coordinator.keys.identity_public_key
+        found = leadership_of(settings, file, coordinator.federation, identity.hex())
+        if found is None:
+            raise ConfigurationError(
+                f"{file}: [storage] database was emptied while this coordinator stood by: start it again"
+            )
+        leadership, prepare = found
+        try:
+            waited = False
+            while not leadership.take(prepare):
+                if waiting is None:
+                    raise Conflict(
+                        "a coordinator leads on the database of [storage] database: give this command where that one "
+                        "runs"
+                    )
+                waiting()
+                waited = True
+            present = Coordinator.load(coordinator.folder) if waited else coordinator
+        except BaseException:
+            leadership.release()
+            raise
+        if (present.settings.storage, present.keys.identity_public_key) == (settings.storage, identity):
+            return present, leadership
+        leadership.release()  # of another database, or as another coordinator
+        coordinator = present
+
+
+@contextmanager
+def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFiles]:
+    """Where the leader keeps files beside the folder; before the block, both come to hold the same."""
+    if not coordinator.settings.storage.blobs:
+        yield FOLDER_ALONE
+        return
+    from lorica_coordinator.edges.database.postgresql.leadership import BEAT_S
+    from lorica_coordinator.edges.kept.kept_in_bucket import Leader
+    from lorica_coordinator.edges.kept.opening import kept_in_bucket
+
+    def hold() -> None:
+        tell_systemd("WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000")
+        leadership.hold()
+
+    leader = Leader(
+        federation=coordinator.federation,
+        term=leadership.term,
+        public_key=coordinator.keys.identity.public_key(),
+        sign=coordinator.keys.sign,
+    )
+    with kept_in_bucket(
+        coordinator.settings, coordinator.folder.settings, leader, coordinator.spool_keys, hold, BEAT_S
+    ) as kept:
+        yield kept
 
 
 def disks(coordinator: Coordinator) -> set[Path]:

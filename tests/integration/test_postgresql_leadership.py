@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -54,17 +55,20 @@ class Candidate:
 
     def __init__(
         self, place: DatabasePlace, *, federation: FederationName = FEDERATION, identity: str = IDENTITY,
-        session_s: float = 60.0, keys: Path | None = None,
+        session_s: float = 60.0, beat_s: float = 3600.0, doubt_s: float = 3600.0, keys: Path | None = None,
     ) -> None:  # fmt: skip
         self.database = PostgresqlDatabase(place)
-        self.leadership = Leadership(place, self.database, federation, identity, session_s=session_s)
         self.keys = keys
+        self.leadership = Leadership(
+            place, self.database, federation, identity, session_s=session_s, beat_s=beat_s, doubt_s=doubt_s,
+            later_than=lambda: 0 if keys is None else FolderKeyVault(keys, 0).newest_term(),
+        )  # fmt: skip
 
     def take(self) -> bool:
         return self.leadership.take(lambda: SqlRoundStore(self.database, FEDERATION).close())
 
     def store(self) -> SqlRoundStore:
-        vault = None if self.keys is None else FolderKeyVault(self.keys)
+        vault = None if self.keys is None else FolderKeyVault(self.keys, self.leadership.term)
         return SqlRoundStore(self.database, FEDERATION, vault, self.leadership.fence)
 
 
@@ -193,6 +197,96 @@ def test_a_leader_that_asks_for_nothing_loses_its_session(place: DatabasePlace, 
     second.leadership.release()
 
 
+def test_one_that_starts_slowly_is_proved_alive_meanwhile(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first, second = Candidate(place, session_s=0.3, beat_s=0.02), Candidate(place)
+
+    def slowly() -> None:
+        SqlRoundStore(first.database, FEDERATION).close()
+        for _ in range(8):
+            server.rows("SELECT pg_sleep(0.1)")
+            assert not second.take()
+
+    assert first.leadership.take(slowly)
+    assert not second.take()
+    first.leadership.release()
+    assert second.take(), "as soon as it let go"
+    second.leadership.release()
+
+
+def test_a_number_that_two_terms_have_fences_all_the_same(place: DatabasePlace, server: PostgresqlServer) -> None:
+    """A server that falls back to a replica which lags knows nothing of the newest term."""
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    stale = first.store()
+    cut_the_session_that_leads(server, place)
+    server.execute("UPDATE leadership SET term = 0, token = ''", database=str(place.url.database))
+    assert second.take()
+    assert second.leadership.term == first.leadership.term == 1
+    with pytest.raises(Overtaken):
+        stale.transition(STOPPED, [], at=T0, now=T0)
+    second.leadership.release()
+    with pytest.raises(Overtaken):
+        first.leadership.hold()
+    first.leadership.release()
+
+
+def test_a_term_begins_after_those_that_left_keys_whatever_the_database_says(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    """A dump of an earlier instant was brought back: keys of the terms since open rows of the database as it was."""
+    keys = tmp_path / "keys"
+    first = Candidate(place, keys=keys)
+    assert first.take()
+    first.leadership.release()
+    FolderKeyVault(keys, 7).make()
+    second = Candidate(place, keys=keys)
+    assert second.take()
+    assert second.leadership.term == 8
+    second.store().transition(STOPPED, [], at=T0, now=T0)
+    assert list(keys.glob("*")) == []
+    second.leadership.release()
+
+
+def until_true(asked: Callable[[], bool], server: PostgresqlServer) -> None:
+    for _ in range(400):
+        if asked():
+            return
+        server.process.poll()
+        threading.Event().wait(0.05)
+    raise AssertionError("it did not come to that")
+
+
+def test_one_in_doubt_ends_where_another_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:
+    """Silos stay with who has their connection: it must not keep them while another one leads."""
+    first, second = Candidate(place, beat_s=0.02, doubt_s=0.0), Candidate(place)
+    alone_here = Candidate(place)
+    assert first.take()
+    assert not second.take()
+    first.leadership.hold()
+    assert first.leadership.standbys == 1
+    assert first.leadership.leads
+
+    def away() -> None:
+        with pytest.raises(StorageError, match=r"could not be told for 0 s, and another one stood by: it ends"):
+            first.leadership.ended.result(60)
+        assert not first.leadership.leads
+
+    server.restart(meanwhile=away)
+    first.leadership.release()
+    second.leadership.release()
+    assert alone_here.take()
+    alone_here.leadership.release()
+
+
+def test_one_in_doubt_goes_on_asking_where_none_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first = Candidate(place, beat_s=0.02, doubt_s=0.0)
+    assert first.take()
+    server.restart(meanwhile=lambda: until_true(lambda: not first.leadership.leads, server))
+    until_true(lambda: first.leadership.leads, server)
+    assert not first.leadership.ended.done()
+    first.leadership.release()
+
+
 def test_the_state_of_another_coordinator_is_refused_by_name(place: DatabasePlace) -> None:
     first = Candidate(place)
     assert first.take()
@@ -285,16 +379,14 @@ def test_one_that_stands_by_takes_over_from_a_killed_one_alone(
     folder = tmp_path / "net"
     names = ("--silos-port", "--enrolment-port", "--metrics-port", "--status-port")
     ports = [word for name, port in zip(names, free_ports(4), strict=True) for word in (name, str(port))]
+    database = str(place.url.database)
+    url = f"postgresql+psycopg://{SUPERUSER}@/{database}?host={server.folder}"
     subprocess.run(
         [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost",
-         *ports],
+         "--database", url, *ports],
         check=True, capture_output=True,
         env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
     )  # fmt: skip
-    file = folder / "federation.toml"
-    url = f"postgresql+psycopg://{SUPERUSER}@/{place.url.database}?host={server.folder}"
-    file.write_text(file.read_text().replace('database = ""', f'database = "{url}"'))
-    database = str(place.url.database)
     first = coordinator(folder, "serve")
     until(first, "serving")
     second = coordinator(folder, "serve")

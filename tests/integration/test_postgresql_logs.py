@@ -427,7 +427,7 @@ class Candidate:
     """A coordinator with a folder of its own, without the process."""
 
     def __init__(self, database: PostgresqlDatabase, place: DatabasePlace, folder: Path) -> None:
-        self.leadership = Leadership(place, database, FEDERATION, IDENTITY, session_s=60.0)
+        self.leadership = Leadership(place, database, FEDERATION, IDENTITY, session_s=60.0, beat_s=60.0)
         self.place = Place(folder, database, self.leadership.fence)
 
     def lead(self) -> None:

@@ -26,7 +26,7 @@ def server() -> Iterator[PostgresqlServer]:
 
 def store_of(server: PostgresqlServer, folder: Path) -> SqlRoundStore:
     place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/postgres?host={server.folder}", folder)
-    return SqlRoundStore(PostgresqlDatabase(place), FEDERATION, FolderKeyVault(folder / "attempt-keys"))
+    return SqlRoundStore(PostgresqlDatabase(place), FEDERATION, FolderKeyVault(folder / "attempt-keys", 1))
 
 
 async def test_a_round_goes_on_when_its_database_is_back(server: PostgresqlServer, tmp_path: Path) -> None:

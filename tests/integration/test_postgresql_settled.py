@@ -268,7 +268,7 @@ def test_an_upgrade_takes_the_folders_log_over(federation: Federation) -> None:
         pass
     federation.server.execute(
         "DROP TABLE audit_log, release_ledger, closed_plans, release_root", "DROP FUNCTION lorica_added_to_alone()",
-        "UPDATE alembic_version SET version_num = '0011'", "UPDATE schema SET version = 11",
+        "UPDATE alembic_version SET version_num = '0012'", "UPDATE schema SET version = 12",
         database=federation.name,
     )  # fmt: skip
     before = AuditLog(

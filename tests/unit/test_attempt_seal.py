@@ -17,15 +17,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event as sqlalchemy_event
 
+from lorica_coordinator.edges.database.open_store import leave_former_keys
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
-from lorica_coordinator.edges.database.sealing.attempt_seal import KEY_BYTES, AttemptName, AttemptSeal
-from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
+from lorica_coordinator.edges.database.sealing.attempt_keys import KEY_BYTES, AttemptKey
+from lorica_coordinator.edges.database.sealing.attempt_seal import AttemptName, AttemptSeal
+from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
 from lorica_coordinator.edges.database.state_json import journal_of
 from lorica_coordinator.rounds.effects import Aggregate, DiscardUpdates, RoundAbandoned
 from lorica_coordinator.rounds.events import PlanStopped, Resumed
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.states import Aggregating, Finished, Gathering, Masking, Stopped, course_of
-from lorica_security.errors import StorageError
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import FederationName
 from silo_wire.canonical import Digest, digest_of
@@ -38,7 +41,7 @@ NAME = AttemptName(federation=FEDERATION, plan=digest_of(b"a plan"), round=3, at
 
 @pytest.fixture
 def vault(tmp_path: Path) -> FolderKeyVault:
-    return FolderKeyVault(tmp_path / "keys")
+    return FolderKeyVault(tmp_path / "keys", 1)
 
 
 @pytest.fixture
@@ -70,13 +73,15 @@ def masking(until: str = "unmasking") -> MaskedRounds:
 class OneKey:
     """The same key for every attempt, which no vault gives: what binds is the seal's."""
 
-    def make(self, name: AttemptName) -> bytes:
-        return bytes(range(KEY_BYTES))
+    def make(self) -> tuple[AttemptKey, bytes]:
+        return AttemptKey(1, "0" * 32), bytes(range(KEY_BYTES))
 
-    def read(self, name: AttemptName) -> bytes | None:
-        return self.make(name)
+    def read(self, key: AttemptKey) -> bytes | None:
+        return self.make()[1]
 
-    def keep_only(self, name: AttemptName | None) -> None: ...
+    def destroy(self, key: AttemptKey) -> None: ...
+
+    def destroy_earlier(self, kept: AttemptKey | None) -> None: ...
 
 
 def seal_of(name: AttemptName) -> AttemptSeal:
@@ -126,17 +131,7 @@ def test_a_row_opens_in_its_own_place_alone(
 
 @given(content=st.binary(max_size=60), change=st.data())
 def test_a_row_that_was_changed_does_not_open(content: bytes, change: st.DataObject) -> None:
-    class Vault:
-        def make(self, name: AttemptName) -> bytes:
-            return bytes(KEY_BYTES)
-
-        def read(self, name: AttemptName) -> bytes | None:
-            return None
-
-        def keep_only(self, name: AttemptName | None) -> None: ...
-
-    seal = AttemptSeal(Vault())
-    seal.begin(NAME)
+    seal = seal_of(NAME)
     sealed = bytearray(seal.seal(1, content))
     if change.draw(st.booleans()):
         sealed[change.draw(st.integers(0, len(sealed) - 1))] ^= change.draw(st.integers(1, 255))
@@ -152,35 +147,112 @@ def test_a_row_that_was_changed_does_not_open(content: bytes, change: st.DataObj
 def test_a_key_is_private_and_overwritten_before_it_goes(
     vault: FolderKeyVault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = vault.make(NAME)
+    key, secret = vault.make()
     (file,) = keys(vault)
-    assert (len(key), file.read_bytes(), file.stat().st_mode & 0o777) == (KEY_BYTES, key, 0o600)
-    assert vault.read(NAME) == key
-    assert vault.make(NAME) != key, "another one, the first is gone"
-    other = replace(NAME, attempt=3)
-    kept = vault.make(other)
+    assert (len(secret), file.read_bytes(), file.stat().st_mode & 0o777) == (KEY_BYTES, secret, 0o600)
+    assert vault.read(key) == secret
+    other, kept = vault.make()
+    assert (other != key, kept != secret) == (True, True)
     seen: list[bytes] = []
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda it, **named: (seen.append(it.read_bytes()), unlink(it, **named))[1])
-    vault.keep_only(other)
+    vault.destroy(key)
     assert seen == [bytes(KEY_BYTES)], "zeros when its name goes"
-    assert (vault.read(NAME), vault.read(other)) == (None, kept)
+    assert (vault.read(key), vault.read(other)) == (None, kept)
+    vault.destroy(key)  # nothing is there
 
 
 def test_a_key_of_which_a_crash_left_zeros_is_none(vault: FolderKeyVault) -> None:
-    vault.make(NAME)
+    key, _ = vault.make()
     (file,) = keys(vault)
     for left in (bytes(KEY_BYTES), b"", b"short"):
         file.write_bytes(left)
-        assert vault.read(NAME) is None
+        assert vault.read(key) is None
 
 
 def test_a_key_that_others_can_read_is_refused(vault: FolderKeyVault) -> None:
-    vault.make(NAME)
+    key, _ = vault.make()
     (file,) = keys(vault)
     file.chmod(0o640)
     with pytest.raises(StorageError, match=r"the key of a masked attempt is not private: .* has mode 0640"):
-        vault.read(NAME)
+        vault.read(key)
+
+
+def test_a_leader_destroys_what_earlier_terms_left_and_nothing_of_later_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    (first, _), (second, _), (third, _), (later, _) = (FolderKeyVault(folder, term).make() for term in (1, 2, 3, 10))
+    (folder / "3a-1-1.key").write_bytes(b"of a release whose keys had no term")
+    vault = FolderKeyVault(folder, 3)
+    assert vault.newest_term() == 10
+    vault.destroy_earlier(second)
+    assert {AttemptKey.parse(file.stem, "") for file in keys(vault)} == {second, third, later}
+    vault.destroy_earlier(None)
+    assert {AttemptKey.parse(file.stem, "") for file in keys(vault)} == {third, later}
+    assert first < second < third < later
+
+
+@pytest.mark.parametrize(
+    "text", ["", "../../keys/ca", "1-" + "0" * 31, "1-" + "0" * 33, "1" * 19 + "-" + "0" * 32, "a"]
+)
+def test_a_name_that_is_none_leads_to_no_file(text: str) -> None:
+    with pytest.raises(StorageError, match="names the key of a masked attempt as"):
+        AttemptKey.parse(text, "postgresql:///d")
+
+
+def test_a_folder_that_several_see_has_to_be_there(tmp_path: Path) -> None:
+    shared = tmp_path / "mount"
+    vault = FolderKeyVault(shared, 2, own=False)
+    for use in (vault.make, vault.newest_term, lambda: vault.read(AttemptKey(1, "0" * 32))):
+        with pytest.raises(StorageError, match=r"mount of \[storage\] attempt_keys is not there: mount it"):
+            use()
+    shared.mkdir(mode=0o750)
+    with pytest.raises(ConfigurationError, match="has mode 0750: it will hold private keys"):
+        vault.make()
+    shared.chmod(0o700)
+    key, secret = vault.make()
+    assert FolderKeyVault(shared, 9, own=False).read(key) == secret
+
+
+def settings_of(state: Path, storage: str) -> Settings:
+    parsed = Settings.parse(f'federation = "{FEDERATION}"\n[storage]\n{storage}\n', "federation.toml")
+    return parsed.model_copy(update={"state": str(state)})
+
+
+def test_keys_that_no_database_uses_any_more_are_destroyed(tmp_path: Path) -> None:
+    former, shared = tmp_path / FOLDER, tmp_path / "shared"
+    shared.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(former)
+    database = 'database = "postgresql+psycopg://owner@/lorica?host=/run"\n'
+    for storage, left in (
+        (database, 1),  # they are in use
+        (f'{database}attempt_keys = "{former}"', 1),
+        (f'{database}attempt_keys = "{tmp_path}/link"', 1),
+        (f'{database}attempt_keys = "{tmp_path}/not-mounted"', 1),  # nobody leads like that
+        (f'{database}attempt_keys = "{shared}"', 0),
+        ("", 0),
+    ):
+        FolderKeyVault(former, 1).make()
+        kept, _ = FolderKeyVault(shared, 1).make()
+        leave_former_keys(settings_of(tmp_path, storage))
+        assert len(list(former.glob("*.key"))) == left, storage
+        assert FolderKeyVault(shared, 1).read(kept) is not None
+        for file in former.glob("*.key"):
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ('attempt_keys = "/srv/keys"', r"attempt_keys = '/srv/keys' is for a \[storage\] database in PostgreSQL: name"),
+        (
+            'database = "postgresql+psycopg://o@/l?host=/run"\nattempt_keys = "keys"',
+            "no path from / on: give the whole",
+        ),
+    ],
+)
+def test_a_place_of_keys_that_is_refused(storage: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        settings_of(tmp_path, storage)
 
 
 # --- the store with them
@@ -211,7 +283,7 @@ def test_whatever_silos_do_a_reader_of_the_database_has_nothing_of_what_they_sen
     choices: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("sealed")
-    vault = FolderKeyVault(folder / "keys")
+    vault = FolderKeyVault(folder / "keys", 1)
     with closing(SqlRoundStore(folder / "state.sqlite", FEDERATION, vault)) as store:
         reader, rounds, journals = Reader(store), MaskedRounds(), set[bytes]()
         rounds.train()
@@ -295,6 +367,7 @@ def test_and_one_that_a_kill_left_with_the_first_transition_after_the_start(path
         patch.setattr(store._states, "saved", lambda name, deleted: None)  # killed before it came to this
         store.transition(after, [], at=T0, now=T0)
     assert len(keys(vault)) == 1
+    vault = FolderKeyVault(vault._folder, 2)
     with closing(SqlRoundStore(path, FEDERATION, vault)) as store:
         store.transition(store.load(T0), [], at=T0, now=T0)
     assert keys(vault) == []
@@ -322,7 +395,7 @@ def test_two_transitions_that_fail_leave_the_attempt_with_its_key(
 def test_who_only_looks_destroys_no_key(store: SqlRoundStore, path: Path, vault: FolderKeyVault) -> None:
     rounds = masking()
     store.transition(rounds.state, [], at=T0, now=T0)
-    vault.make(replace(NAME, round=9))  # of the attempt that the coordinator begins at this moment
+    FolderKeyVault(vault._folder, 2).make()  # of the attempt that the coordinator begins at this moment
     with closing(SqlRoundStore(path, FEDERATION, vault)) as looking:
         looking.load(T0)
     assert len(keys(vault)) == 2

@@ -66,7 +66,9 @@ class OnTheHost:
     async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
         # Here, not above: where a coordinator runs, nothing of what it is made of is needed.
         from lorica_coordinator.composition import offline_operator
+        from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 
+        log_to_stderr("error")
         with leading(self.coordinator) as leader:
             async with offline_operator(leader) as servicer:
                 return await ask(_Direct(servicer))  # type: ignore[arg-type]  # the same calls, without a wire

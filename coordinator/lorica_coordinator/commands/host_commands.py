@@ -25,6 +25,7 @@ from lorica_coordinator.commands.completion import plan_names
 from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, assignments, new_plan
 from lorica_coordinator.commands.silo_commands import warn_of
 from lorica_coordinator.edges.check.told_address import leads_to_itself, loopback_alone, own_hosts
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
@@ -67,6 +68,10 @@ def init(
         Path | None,
         typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
     ] = None,
+    database: Annotated[
+        str,
+        typer.Option(metavar="URL", help="PostgreSQL for the state, postgresql+psycopg://...; else SQLite here."),
+    ] = "",
     authority_key: Annotated[
         str | None,
         typer.Option(metavar="URI", help="pkcs11: URI of the authority's ECDSA key in a token.", show_default=False),
@@ -99,6 +104,8 @@ def init(
             f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where "
             "nobody is asked for a token: give --status-host as well, or leave it out"
         )
+    if database:
+        DatabasePlace.parse(database, None)
     name = federation_name(federation or _name_from(folder.root.name))
     chosen = _values_of_the_plan(values or (), name, with_plan=plan)
     text = settings_text(
@@ -112,6 +119,7 @@ def init(
         status_port=status_port,
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
         this_machine_alone=all(map(leads_to_itself, host)) if host else False,
+        database=database,
     )
     of_authority = None if authority_key is None else tls_key_in_token(authority_key, folder.root)
     own = None if identity_key is None else identity_in_token(identity_key, folder.root)
@@ -122,7 +130,8 @@ def init(
     folder.begun.unlink()
     coordinator = Coordinator.load(folder)
     coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
-    coordinator.open_store().close()
+    if not database:
+        coordinator.open_store().close()
     remember(folder.root)
     say(f"federation {name} is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}")
     if plan:

@@ -14,6 +14,7 @@ from lorica_coordinator.edges.database.open_store import SQLITE, has_log, leader
 from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.edges.upkeep.backup import back_up
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp
@@ -104,6 +105,7 @@ def settle(
     if ledger is not None and log is None:
         raise ConfigurationError("--ledger needs the newer log, with --log: nothing else says whether it has every sum")
     coordinator = load(directory)
+    log_to_stderr("error")
     with ProcessLock(coordinator.folder.lock, "coordinator"), leading(coordinator, to_settle=True) as leader:
         store = leader.open_store()
         try:
@@ -178,6 +180,7 @@ def upgrade(
     settings = Settings.read(folder.settings)
     server = server_of(settings, folder.settings)
     database = settings.state_folder / SQLITE if server is None else server.name
+    log_to_stderr("error")
     with ProcessLock(folder.lock, "coordinator"):
         tells = server is None or has_log(server)
         if tells:

@@ -59,10 +59,16 @@ class RankGroup:
     """`ended` is called once nothing of it runs any more."""
 
     def __init__(
-        self, section: TrainingSection, start: frames.Start, bundle: bytes, own: dict[str, str], parent: Path
+        self,
+        section: TrainingSection,
+        start: frames.Start,
+        bundle: bytes,
+        own: dict[str, str],
+        parent: Path,
+        entropy: str,
     ) -> None:
         """Start the ranks in a new folder below `parent`, and wait until they have met. `own` are the versions that
-        the agent runs.
+        the agent runs, `entropy` what it commits itself to the silo's own secret by.
 
         Raises what a rank says is wrong, ConfigurationError for ranks that are not alike, GroupLost.
         """
@@ -85,7 +91,7 @@ class RankGroup:
             threading.Thread(target=self._show_life, daemon=True).start()
             self._launch()
             require_versions(self._awaited("hello", frames.Hello), own)
-            require_alike(self._awaited("ready", frames.Ready), start.examples)
+            require_alike(self._awaited("ready", frames.Ready), start.examples, entropy)
         except OSError as error:
             self.end()
             raise frames.unwritten(self._folder, error) from error
@@ -226,15 +232,22 @@ def require_versions(hellos: Sequence[frames.Hello], own: Mapping[str, str]) -> 
                 )
 
 
-def require_alike(readies: Sequence[frames.Ready], examples: str) -> None:
-    """Raise ConfigurationError, naming the first rank whose examples are not the agent's, or whose threads are not rank
-    0's. The agent read its data once, and has counted and declared them; a rank reads them when it starts."""
+def require_alike(readies: Sequence[frames.Ready], examples: str, entropy: str) -> None:
+    """Raise ConfigurationError, naming the first rank whose examples or secret are not the agent's, or whose threads
+    are not rank 0's. The agent read its data once, and has counted and declared them; a rank reads them when it
+    starts."""
     for what, whose, wanted, remedy in (
         (
             "examples",
             "this agent",
             examples,
             "have all ranks read the same data folder; where it was changed since, start the agent again",
+        ),
+        (
+            "entropy",
+            "this agent",
+            entropy,
+            "have all ranks read the training.entropy of this silo's folder, and leave that as it is",
         ),
         ("threads", "rank 0", str(readies[0].threads), "set [training] threads"),
     ):

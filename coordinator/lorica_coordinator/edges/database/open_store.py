@@ -1,4 +1,5 @@
-"""The store that federation.toml means: SQLite in the state folder, or PostgreSQL with the keys of attempts in it."""
+"""The store that federation.toml means: SQLite in the state folder, or PostgreSQL with the keys of attempts in a
+folder."""
 
 import sqlite3
 from collections.abc import Callable
@@ -37,8 +38,33 @@ def open_store(
     """
     if (server := server_of(settings, file)) is None:
         return SqlRoundStore(settings.state_folder / SQLITE, federation)
-    fence = read_only if leadership is None else leadership.fence
-    return SqlRoundStore(server, federation, FolderKeyVault(settings.state_folder / FOLDER), fence)
+    if leadership is None:
+        return SqlRoundStore(server, federation, key_vault(settings), read_only)
+    return SqlRoundStore(server, federation, key_vault(settings, leadership.term), leadership.fence)
+
+
+def key_vault(settings: Settings, term: int = 0) -> FolderKeyVault:
+    """Where the keys of masked attempts are, for the leader of this term; 0: for who looks."""
+    if folder := settings.storage.attempt_keys:
+        return FolderKeyVault(Path(folder), term, own=False)
+    return FolderKeyVault(settings.state_folder / FOLDER, term)
+
+
+def leave_former_keys(settings: Settings) -> None:
+    """Destroy keys in the state folder where nothing looks for them there any more: `database` was emptied, or
+    `attempt_keys` names another place. The caller holds the folder's lock."""
+    former, present = settings.state_folder / FOLDER, settings.storage.attempt_keys
+    if settings.storage.database and (not present or not _are_apart(former, Path(present))):
+        return
+    FolderKeyVault(former, 0).leave()
+
+
+def _are_apart(former: Path, present: Path) -> bool:
+    """False also where one is not there: then there is nothing to destroy, or nobody leads."""
+    try:
+        return not former.samefile(present)
+    except OSError:
+        return False
 
 
 def log_of(
@@ -84,7 +110,8 @@ def leadership_of(
         _require_no_other_state(settings, server)
         SqlRoundStore(server, federation).close()
 
-    return Leadership(place, server, federation, identity), prepare
+    vault = key_vault(settings)
+    return Leadership(place, server, federation, identity, later_than=vault.newest_term), prepare
 
 
 def _require_no_other_state(settings: Settings, server: PostgresqlDatabase) -> None:

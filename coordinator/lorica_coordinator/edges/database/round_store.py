@@ -49,7 +49,7 @@ from lorica_coordinator.edges.database.round_tables import (
     updates,
 )
 from lorica_coordinator.edges.database.rows import certificate_of, evaluation_of, silo_of
-from lorica_coordinator.edges.database.sealing.attempt_seal import KeyVault
+from lorica_coordinator.edges.database.sealing.attempt_keys import KeyVault
 from lorica_coordinator.edges.database.sealing.sealed_states import SealedStates
 from lorica_coordinator.edges.database.sqlite_database import SqliteDatabase
 from lorica_coordinator.edges.database.state_json import STATE_VERSION, journal_of

@@ -24,7 +24,7 @@ from sqlalchemy import (
     event,
 )
 
-TABLES_REVISION = "0012"
+TABLES_REVISION = "0013"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -61,6 +61,7 @@ machine = Table(
     # Where a masked attempt is sealed: what `state` would have of it, and whether its silos were asked for shares.
     Column("sealed", LargeBinary),
     Column("asked", Boolean),
+    Column("sealed_under", String(64)),  # which key, by its name (sealing/attempt_keys.py)
     Column("saved_as", String(32)),  # the newest transition, by a name that nobody else has
 )
 
@@ -72,6 +73,7 @@ leadership = Table(  # in PostgreSQL: whose state this is, and which process may
     Column("identity", String(64), nullable=False),  # the coordinator's identity key, in hexadecimal
     Column("term", BigInteger, nullable=False),
     Column("holder", String(255), nullable=False),  # for people
+    Column("token", String(32), nullable=False, server_default=""),  # of the term: random, no term has that of another
 )
 
 masked_events = Table(

@@ -2,7 +2,7 @@
 
     <plan>/<round>-<attempt>/<silo>.delta    the chunks, each at its place; the file has its full size from the start
     <plan>/<round>-<attempt>/<silo>.key      what they are encrypted with, destroyed when the attempt is over
-                                             (spool_key.py)
+                                             (spool_key.py); below a folder of its own where copies are kept elsewhere
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
     <plan>/spare/                            the files of closed attempts, noise by then, to be written over
                                              (spare_files.py)
@@ -25,8 +25,10 @@ import shutil
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lorica_coordinator.aggregation.delta_norm import norm_of, sum_of_squares
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spare_files import SpareFiles
 from lorica_coordinator.vectors.spool_key import SUFFIX, SpoolKey, destroy_keys_below, make_key, read_key
 from lorica_coordinator.vectors.stored_vector import (
@@ -47,6 +49,8 @@ from silo_wire.int8_vectors import blocks as int8_blocks
 from silo_wire.manifest import Dtype, Layout, Manifest
 from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 
+SPOOLS: Final = "spools"
+"""The folder of all updates on their way in, in the state folder."""
 _SPARE = "spare"
 
 
@@ -87,8 +91,17 @@ class _Progress:
 class Spool:
     """One silo's update on its way in; made by `Spools.open`."""
 
-    def __init__(self, place: _Place, silo: SiloName, manifest: Manifest, dtype: Dtype, progress: _Progress) -> None:
+    def __init__(
+        self,
+        place: _Place,
+        silo: SiloName,
+        manifest: Manifest,
+        dtype: Dtype,
+        progress: _Progress,
+        kept: KeptFiles = FOLDER_ALONE,
+    ) -> None:
         self._place = place
+        self._kept = kept
         self._silo = silo
         self._manifest = manifest
         self._dtype = dtype
@@ -171,6 +184,7 @@ class Spool:
                 raise StorageError(f"{self._place.delta} cannot be made durable: {error.strerror or error}") from error
             norm = norm_of(self._progress.sums)
             self._place.write(self._manifest, norm)
+            self._kept.keep(self._place.delta, self._place.record)
             self._progress.norm = norm
             return norm
 
@@ -199,10 +213,15 @@ class Spool:
 
 
 class Spools:
-    """All updates on their way in, below `folder`; they outlive the process."""
+    """All updates on their way in, below `folder`; they outlive the process.
 
-    def __init__(self, folder: Path) -> None:
+    `keys` is the folder of their keys, where that is not theirs: it goes wherever `kept` does not.
+    """
+
+    def __init__(self, folder: Path, *, keys: Path | None = None, kept: KeptFiles = FOLDER_ALONE) -> None:
         self._folder = folder
+        self._keys = folder if keys is None else keys
+        self._kept = kept
         self._known: dict[_Place, Spool] = {}
         self._discarded: set[Path] = set()
         self._lock = threading.Lock()  # over what is known, and over which file is whose
@@ -235,11 +254,14 @@ class Spools:
                 if (former := self._known.pop(place, None)) is not None:
                     former.retire()
                 place.delta.parent.mkdir(parents=True, exist_ok=True)
+                if self._keys != self._folder:
+                    files.make_private_folder(self._keys.parent)
+                    place.key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if progress is None:
                     progress = _Progress(make_key(place.key))
                     place.write(manifest, None)
                 self._provide(place.delta, manifest.total_bytes)
-                spool = Spool(place, silo, manifest, layout.dtype, progress)
+                spool = Spool(place, silo, manifest, layout.dtype, progress, self._kept)
                 self._known[place] = spool
                 return spool
         except OSError as error:
@@ -259,7 +281,7 @@ class Spools:
             progress = self._confirmed(place, record[0], progress)
             if progress is None:
                 return 0  # its key is lost, or another one has begun
-            known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress))
+            known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress, self._kept))
         return known.held if known.manifest.digest == update else 0
 
     def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
@@ -288,14 +310,16 @@ class Spools:
             with self._lock:
                 self._discarded.add(folder)
                 self._forget(folder)
+                self._destroy_keys(folder)
                 if not folder.exists():
+                    self._kept.forget(folder)
                     return
-                destroy_keys_below(folder)
                 deltas = sorted(folder.glob("*.delta"))
                 for delta in deltas:
                     spares.keep(delta)
                 shutil.rmtree(folder)
                 spares.trim(len(deltas))  # the next attempt needs about as many as this one had
+            self._kept.forget(folder)
         except OSError as error:
             raise StorageError(f"{folder} cannot be deleted: {error.strerror or error}") from error
 
@@ -303,15 +327,30 @@ class Spools:
         """Delete the spools, unreadable from now on, and spares of every plan but this one; None: of every plan."""
         try:
             with self._lock:
-                if not self._folder.exists():
-                    return
-                for folder in sorted(self._folder.iterdir()):
-                    if folder.name != plan:
-                        self._forget(folder)
-                        destroy_keys_below(folder)
+                gone = sorted(folder for folder in self._of_plans() if folder.name != plan)
+                for folder in gone:
+                    self._forget(folder)
+                    self._destroy_keys(folder)
+                    if folder.exists():
                         shutil.rmtree(folder)
+            self._kept.forget(*gone)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
+
+    def _of_plans(self) -> set[Path]:
+        """The folders of plans, of which one may be kept alone, or have keys alone."""
+        below = {path.relative_to(self._folder).parts[0] for path in self._kept.below(self._folder)}
+        there = {path.name for folder in {self._folder, self._keys} if folder.exists() for path in folder.iterdir()}
+        return {self._folder / name for name in below | there}
+
+    def _destroy_keys(self, folder: Path) -> None:
+        """Of the spools in `folder` and below."""
+        destroy_keys_below(folder)
+        if self._keys != self._folder:
+            keys = self._keys / folder.relative_to(self._folder)
+            destroy_keys_below(keys)
+            if keys.exists():
+                shutil.rmtree(keys)
 
     def _forget(self, folder: Path) -> None:
         for place in [place for place in self._known if folder in place.delta.parents]:
@@ -363,7 +402,8 @@ class Spools:
 
     def _place(self, key: RoundKey, silo: SiloName) -> _Place:
         folder = self._attempt(key)
-        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", folder / f"{silo}{SUFFIX}")
+        keys = self._keys / folder.relative_to(self._folder)
+        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", keys / f"{silo}{SUFFIX}")
 
 
 def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:

@@ -3,39 +3,53 @@
 Of processes on one folder the folder's own lock decides first, which ends with its holder's life alone
 (commands/host_commands.py): this keeps those of other folders apart.
 
-The lock belongs to one session of PostgreSQL. That session is proved alive every BEAT_S; where the proof does not come,
-since its process was killed, stopped or cut off, the server ends the session after SESSION_S and the lock is free.
-Whoever gets it raises the term, in a row that each transaction of the leader's locks and compares: one of an earlier
-term writes nothing to the database any more, however late it comes, and its process ends.
+The lock belongs to one session of PostgreSQL. That session is proved alive every BEAT_S, by a thread that does nothing
+else; where the proof does not come, since its process was killed, stopped or cut off, the server ends the session after
+SESSION_S and the lock is free. Whoever gets it raises the term, in a row that each transaction of the leader's locks
+and compares: one of an earlier term writes nothing to the database any more, however late it comes, and its process
+ends. A term is a number and a random token: where a server falls back to a replica that lags, one number may be begun
+twice.
 """
 
 import os
+import secrets
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Final
 
 import structlog
-from sqlalchemy import Connection, Engine, insert, select, text, update
+from sqlalchemy import Connection, Engine, Select, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase, session_engine
 from lorica_coordinator.edges.database.round_tables import leadership as table
 from lorica_coordinator.service.ports import Overtaken
-from lorica_security.errors import Conflict
+from lorica_security.errors import Conflict, StorageError
 from lorica_security.identifiers import FederationName
 
 _log = structlog.get_logger(__name__)
 
-BEAT_S: Final = 2.0
-SESSION_S: Final = 10
+BEAT_S: Final = 1.0
+SESSION_S: Final = 4.0
+"""How long the server waits for a sign of the session that leads: four beats."""
+DOUBT_S: Final = 30.0
+"""After which a process that cannot tell whether it leads ends, where another one stood by: silos go there."""
 LOCK: Final = 0x6C6F72696361  # "lorica"
+STANDBY: Final = "lorica-standby"
+"""What the session of one that stands by is called, in pg_stat_activity."""
+_COUNT: Final = text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = :standby"
+)
 _ROW: Final = 1
 
 
 class Leadership:
-    """Of one process. `take` once, then `hold` every BEAT_S from one thread; `fence` in every transaction."""
+    """Of one process. `take` once: from then on its session is proved alive. `fence` in every transaction."""
 
     def __init__(
         self,
@@ -44,66 +58,131 @@ class Leadership:
         federation: FederationName,
         identity: str,
         *,
+        later_than: Callable[[], int] = lambda: 0,
         session_s: float = SESSION_S,
+        beat_s: float = BEAT_S,
+        doubt_s: float = DOUBT_S,
     ) -> None:
-        """`identity`: the coordinator's public identity key, in hexadecimal; whose state this is."""
+        """`identity`: the coordinator's public identity key, in hexadecimal; whose state this is. `later_than`: a term
+        that has been, whatever the database says."""
         self._database = database
         self._sessions: Engine = session_engine(place)
-        self._session: Connection | None = None
+        self._session: Connection | None = None  # which has the lock
+        self._candidate: Connection | None = None  # of one that stands by
         self._federation, self._identity = federation, identity
-        self._session_s = session_s
-        self.term = 0
+        self._later_than = later_than
+        self._session_s, self._beat_s, self._doubt_s = session_s, beat_s, doubt_s
+        self._one_at_a_time = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.ended: Future[None] = Future()
+        """Raises why this process leads no more: Overtaken, or StorageError where that cannot be told."""
+        self.term, self.token = 0, ""
+        self.standbys = 0
+        """How many stood by when that was last asked."""
+        self.leads = False
+        """As far as is known: not while its session is lost."""
 
     def take(self, prepare: Callable[[], None]) -> bool:
-        """Lead from here on; False where somebody else does. With the lock held `prepare` makes the tables.
+        """Lead from here on; False where somebody else does: it is counted as one that stands by until `release`. With
+        the lock held `prepare` makes the tables.
 
         Raises Conflict for the state of another coordinator, StorageError naming the database.
         """
         if not self._lock():
             return False
         try:
+            self._beat()
             prepare()
-            self._database.in_tries(self._begin_term)
+            later_than = self._later_than()
+            self._database.in_tries(lambda: self._begin_term(later_than))
         except BaseException:
             self.release()
             raise
+        self.leads = True
+        _log.info("leads", database=self._database.name, term=self.term)
         return True
 
     def take_alone(self) -> bool:
         """Keep everybody else from leading, without a term: tables of another release may have none."""
-        return self._lock()
+        if not self._lock():
+            self.release()
+            return False
+        self._beat()
+        return True
 
     def hold(self) -> None:
         """Prove that this process leads; where its session is gone, and nobody led since, it goes on with another one.
 
         Raises Overtaken, or StorageError while that cannot be told.
         """
+        with self._one_at_a_time:
+            try:
+                self._hold()
+            except BaseException:
+                self.leads = False
+                raise
+            self.leads = self.term > 0
+
+    def _hold(self) -> None:
         if self._session is not None:
             try:
-                self._session.execute(text("SELECT 1"))
+                self.standbys = self._session.execute(_COUNT, {"standby": STANDBY}).scalar() or 0
                 return
             except SQLAlchemyError as error:
                 _log.warning("the session that leads was lost", database=self._database.name, error=_first_line(error))
-                self.release()
+                self._let_go()
         if not self._lock():
+            self._let_go()
             raise self._overtaken()
         try:
             with self._database.engine.connect() as connection:
-                found = connection.execute(select(table.c.term).where(table.c.id == _ROW)).scalar()
+                mine = self.term == 0 or connection.execute(self._mine()).first() is not None
         except SQLAlchemyError as error:
-            self.release()
+            self._let_go()
             raise self._database.failed(error) from error
-        if found != self.term:
-            self.release()
+        if not mine:
+            self._let_go()
             raise self._overtaken()
         _log.info("leads on, with another session", database=self._database.name, term=self.term)
+
+    def _beat(self) -> None:
+        self._thread = threading.Thread(target=self._keep_holding, name="leadership", daemon=True)
+        self._thread.start()
+
+    def _keep_holding(self) -> None:
+        """Until `release`, or it leads no more: then nothing is left to be held."""
+        doubted: float | None = None
+        while not self._stop.wait(self._beat_s):
+            try:
+                self.hold()
+                doubted = None
+            except Overtaken as error:
+                return self.ended.set_exception(error)
+            except StorageError as error:
+                now = time.monotonic()
+                if doubted is None:
+                    doubted = now
+                    _log.error("whether this coordinator leads cannot be told, it is asked again", error=str(error))
+                if self.standbys and now - doubted >= self._doubt_s:
+                    return self.ended.set_exception(
+                        StorageError(
+                            f"whether this coordinator leads could not be told for {self._doubt_s:.0f} s, and another "
+                            f"one stood by: it ends, so that silos go there; started again, it stands by ({error})"
+                        )
+                    )
 
     def resign(self) -> None:
         """Let go of the lock at a clean end. It is free when this returns: the server takes a moment to see that a
         session is over, and a command that follows at once would find that somebody leads."""
-        if self._session is not None and not self._session.invalidated:
-            with suppress(SQLAlchemyError):
-                self._session.execute(text("SELECT pg_advisory_unlock_all()"))
+        self._stop.set()
+        if self._one_at_a_time.acquire(timeout=self._session_s):
+            try:
+                if self._session is not None and not self._session.invalidated:
+                    with suppress(SQLAlchemyError):
+                        self._session.execute(text("SELECT pg_advisory_unlock_all()"))
+            finally:
+                self._one_at_a_time.release()
         self.release()
 
     @property
@@ -112,51 +191,73 @@ class Leadership:
 
     def fence(self, connection: Connection) -> None:
         """In a transaction that is to be the leader's: nobody can raise the term before it ends. Raises Overtaken."""
-        mine = select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term).with_for_update(read=True)
-        if connection.execute(mine).first() is None:
+        if connection.execute(self._mine().with_for_update(read=True)).first() is None:
             raise self._overtaken()
 
     def release(self) -> None:
-        """Let go of the lock, with its session."""
-        session, self._session = self._session, None
-        if session is not None:
-            with suppress(SQLAlchemyError):
-                session.invalidate()
-                session.close()
+        """Let go of the lock, with its session; and stand by no more."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(self._session_s)  # one that hangs in a dead session has no lock by then
+        self.leads = False
+        self._let_go()
+
+    def _mine(self) -> Select[tuple[int]]:
+        return select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term, table.c.token == self.token)
+
+    def _let_go(self) -> None:
+        for session in (self._session, self._candidate):
+            if session is not None:
+                with suppress(SQLAlchemyError):
+                    session.invalidate()
+                    session.close()
+        self._session = self._candidate = None
 
     def _lock(self) -> bool:
         try:
-            session = self._sessions.connect().execution_options(isolation_level="AUTOCOMMIT")
-            try:
-                # The server's own probes and its end of an idle session: a process that is stopped answers no less to
-                # the first, and never asks in time for the second.
-                milliseconds = int(self._session_s * 1000)
-                for name, value in (
-                    ("idle_session_timeout", milliseconds),
-                    ("tcp_keepalives_idle", 3),
-                    ("tcp_keepalives_interval", 2),
-                    ("tcp_keepalives_count", 3),
-                ):
-                    session.execute(text(f"SET {name} = {value}"))
-                if session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
-                    self._session = session
-                    return True
-            except BaseException:
-                session.close()
-                raise
-            session.close()
-            return False
+            if self._candidate is None:
+                self._candidate = self._new_session()
+            if not self._candidate.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
+                return False
+            self._candidate.execute(text("RESET application_name"))
         except SQLAlchemyError as error:
+            self._let_go()
             raise self._database.failed(error) from error
+        self._session, self._candidate = self._candidate, None
+        return True
 
-    def _begin_term(self) -> None:
-        values = {"federation": self._federation, "identity": self._identity, "holder": _holder()}
+    def _new_session(self) -> Connection:
+        session = self._sessions.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            # The server's own probes and its end of an idle session: a process that is stopped answers no less to the
+            # first, and never asks in time for the second.
+            for name, value in (
+                ("idle_session_timeout", int(self._session_s * 1000)),
+                ("tcp_keepalives_idle", 3),
+                ("tcp_keepalives_interval", 2),
+                ("tcp_keepalives_count", 3),
+                ("application_name", f"'{STANDBY}'"),
+            ):
+                session.execute(text(f"SET {name} = {value}"))
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _begin_term(self, later_than: int) -> None:
+        self.token = secrets.token_hex(16)
+        values = {
+            "federation": self._federation,
+            "identity": self._identity,
+            "holder": _holder(),
+            "token": self.token,
+        }
         try:
             with self._database.engine.begin() as connection:
                 row = connection.execute(select(table).where(table.c.id == _ROW)).one_or_none()
                 if row is None:
-                    self.term = 1
-                    connection.execute(insert(table).values(id=_ROW, term=1, **values))
+                    self.term = later_than + 1
+                    connection.execute(insert(table).values(id=_ROW, term=self.term, **values))
                     return
                 if (row.federation, row.identity) != (self._federation, self._identity):
                     raise Conflict(
@@ -164,7 +265,7 @@ class Leadership:
                         f"identity key {row.identity[:16]}...): name another database in [storage] database, or serve "
                         "the folder whose keys these are"
                     )
-                self.term = row.term + 1
+                self.term = max(row.term, later_than) + 1
                 connection.execute(update(table).where(table.c.id == _ROW).values(term=self.term, **values))
         except SQLAlchemyError as error:
             raise self._database.failed(error) from error

@@ -26,7 +26,7 @@ CONNECT_S: Final = 10
 _SESSION: Final = {
     "statement_timeout": "30s",
     "lock_timeout": "15s",
-    "idle_in_transaction_session_timeout": "10s",
+    "idle_in_transaction_session_timeout": "4s",
     "synchronous_commit": "on",
 }
 _KEEPALIVE: Final = {
@@ -128,7 +128,7 @@ def session_engine(place: DatabasePlace) -> Engine:
         place.url.set(host=None, port=None, query={}),
         poolclass=NullPool,
         hide_parameters=True,
-        connect_args=_arguments(place),
+        connect_args={**_arguments(place), "tcp_user_timeout": "5000", "connect_timeout": "5"},
     )
 
 

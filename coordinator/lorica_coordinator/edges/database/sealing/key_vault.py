@@ -1,54 +1,98 @@
-"""Keys of masked attempts in files of the coordinator's folder, one to a file: never where the database is."""
+"""Keys of masked attempts in files of a folder, one to a file: never where the database is."""
 
 import secrets
 from pathlib import Path
 from typing import Final
 
-from lorica_coordinator.edges.database.sealing.attempt_seal import KEY_BYTES, AttemptName
+import structlog
+
+from lorica_coordinator.edges.database.sealing.attempt_keys import KEY_BYTES, RANDOM_BYTES, AttemptKey
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
+
+_log = structlog.get_logger(__name__)
 
 FOLDER: Final = "attempt-keys"
 _SUFFIX: Final = ".key"
 
 
 class FolderKeyVault:
-    """Implements `attempt_seal.KeyVault`. A key is written before the row that is sealed under it, and overwritten
+    """Implements `attempt_keys.KeyVault`. A key is written before the row that is sealed under it, and overwritten
     before its file goes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, term: int, *, own: bool = True) -> None:
+        """`own`: the folder is made where it is missing. One that several coordinators see has to be there: a mount
+        that is not is no place for keys."""
+        self._folder, self._term, self._own = folder, term, own
 
-    def make(self, name: AttemptName) -> bytes:
-        files.make_private_folder(self._folder)
-        path = self._path(name)
-        files.erase(path)
-        key = secrets.token_bytes(KEY_BYTES)
-        files.write_private(path, key)
-        return key
+    def make(self) -> tuple[AttemptKey, bytes]:
+        self._require_folder()
+        key, secret = AttemptKey(self._term, secrets.token_hex(RANDOM_BYTES)), secrets.token_bytes(KEY_BYTES)
+        files.write_private(self._path(key), secret)
+        return key, secret
 
-    def read(self, name: AttemptName) -> bytes | None:
-        path = self._path(name)
+    def read(self, key: AttemptKey) -> bytes | None:
+        path = self._path(key)
         if not files.is_there(path):
+            self._require_mounted()
             return None
         try:
-            key = files.read_private(path)
+            secret = files.read_private(path)
         except ConfigurationError as error:
             if not files.is_there(path):
                 return None
             raise StorageError(f"the key of a masked attempt is not private: {error}") from error
-        return key if len(key) == KEY_BYTES and any(key) else None
+        return secret if len(secret) == KEY_BYTES and any(secret) else None
 
-    def keep_only(self, name: AttemptName | None) -> None:
-        kept = None if name is None else self._path(name)
-        try:
-            found = sorted(self._folder.glob(f"*{_SUFFIX}"))
-        except OSError as error:
-            raise StorageError(f"{self._folder} cannot be read: {error.strerror or error}") from error
-        for path in found:
-            if path != kept:
+    def destroy(self, key: AttemptKey) -> None:
+        files.erase(self._path(key))
+
+    def destroy_earlier(self, kept: AttemptKey | None) -> None:
+        files.sweep(self._folder)
+        for path, key in self._found():
+            # A name that is none of this release was given before keys had terms.
+            if key is None or (key.term < self._term and key != kept):
                 files.erase(path)
 
-    def _path(self, name: AttemptName) -> Path:
-        return self._folder / f"{name.plan}-{name.round}-{name.attempt}{_SUFFIX}"
+    def newest_term(self) -> int:
+        """The highest term that left a key here; 0 without one. A database that was brought back of an earlier instant
+        begins after it: keys of terms that it has forgotten are earlier ones then, and are destroyed."""
+        self._require_mounted()
+        return max((key.term for _, key in self._found() if key is not None), default=0)
+
+    def leave(self) -> None:
+        """Destroy every key: nobody comes back to this place."""
+        found = self._found()
+        for path, _ in found:
+            files.erase(path)
+        if found:
+            _log.warning("keys of masked attempts were destroyed: no database uses them", folder=str(self._folder))
+
+    def _found(self) -> list[tuple[Path, AttemptKey | None]]:
+        try:
+            paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        except OSError as error:
+            raise StorageError(f"{self._folder} cannot be read: {error.strerror or error}") from error
+        return [(path, _key_of(path)) for path in paths]
+
+    def _require_folder(self) -> None:
+        self._require_mounted()
+        files.make_private_folder(self._folder)
+
+    def _require_mounted(self) -> None:
+        if not self._own and not self._folder.is_dir():
+            raise StorageError(
+                f"{self._folder} of [storage] attempt_keys is not there: mount it, or make it (mode 0700), on every "
+                "machine that a coordinator runs on"
+            )
+
+    def _path(self, key: AttemptKey) -> Path:
+        return self._folder / f"{key.text}{_SUFFIX}"
+
+
+def _key_of(path: Path) -> AttemptKey | None:
+    try:
+        return AttemptKey.parse(path.stem, str(path))
+    except StorageError:
+        return None

@@ -3,13 +3,14 @@
 Without a vault nothing is sealed, and a state is as it always was.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from sqlalchemy import Connection, Row
 
 from lorica_coordinator.edges.database.masked_events import in_clear, read_events
-from lorica_coordinator.edges.database.sealing.attempt_seal import PART_POSITION, AttemptName, AttemptSeal, KeyVault
+from lorica_coordinator.edges.database.sealing.attempt_keys import AttemptKey, KeyVault
+from lorica_coordinator.edges.database.sealing.attempt_seal import PART_POSITION, AttemptName, AttemptSeal
 from lorica_coordinator.edges.database.state_json import state_from_json, state_to_json, with_attempt, without_attempt
 from lorica_coordinator.rounds.phases.abandoning import asked_for_shares
 from lorica_coordinator.rounds.states import State, course_of, round_of
@@ -17,6 +18,7 @@ from lorica_security.errors import StorageError
 from lorica_security.identifiers import FederationName
 
 _log = structlog.get_logger(__name__)
+_OF_THE_ATTEMPT: Final = ("sealed", "sealed_under", "asked")
 
 
 class SealedStates:
@@ -25,7 +27,7 @@ class SealedStates:
     def __init__(self, vault: KeyVault | None, federation: FederationName) -> None:
         self._seal = None if vault is None else AttemptSeal(vault)
         self._federation = federation
-        self._others_ended = False  # an earlier process may have been killed before it destroyed a key
+        self._swept = False  # an earlier process may have been killed before it destroyed a key
         self.lost: bool | None = None
 
     def read(self, connection: Connection, row: Row[Any], *, where: str, now: float) -> tuple[State, tuple[bytes, ...]]:
@@ -39,7 +41,7 @@ class SealedStates:
         name = self._name_of(bare)
         if row.sealed is None or name is None:
             raise StorageError(f"{where} holds a masked attempt that is not sealed: restore it from backup")
-        if not self._seal.go_on(name):
+        if row.sealed_under is None or not self._seal.go_on(name, AttemptKey.parse(row.sealed_under, where)):
             self.lost = bool(row.asked)
             return bare, ()
         part = self._seal.open(PART_POSITION, bytes(row.sealed))
@@ -55,10 +57,11 @@ class SealedStates:
             return {"state": state_to_json(state, now=now)}, None
         bare, part = without_attempt(state)
         name = None if part is None else self._name_of(state)
-        values: dict[str, Any] = {"state": state_to_json(bare, now=now), "sealed": None, "asked": None}
+        values: dict[str, Any] = {"state": state_to_json(bare, now=now), **dict.fromkeys(_OF_THE_ATTEMPT)}
         if part is not None and name is not None:
-            self._seal.begin(name)
-            values |= {"sealed": self._seal.seal(PART_POSITION, part), "asked": asked_for_shares(state)}
+            key = self._seal.begin(name)
+            sealed = self._seal.seal(PART_POSITION, part)
+            values |= {"sealed": sealed, "sealed_under": key.text, "asked": asked_for_shares(state)}
         return values, name
 
     def event(self, position: int, event: bytes) -> bytes:
@@ -68,12 +71,13 @@ class SealedStates:
     def saved(self, name: AttemptName | None, *, deleted: bool) -> None:
         """The transaction is over: destroy the keys of attempts that ended with it; where that fails, after a later
         one."""
-        if self._seal is None or (self._others_ended and not deleted):
+        if self._seal is None:
             return
-        self._others_ended = False
+        sweep = deleted or not self._swept
+        self._swept = False
         try:
-            self._seal.end_others(name)
-            self._others_ended = True
+            self._seal.saved(name, sweep=sweep)
+            self._swept = True
         except StorageError as error:
             _log.error("the key of a masked attempt could not be destroyed, it is tried again", error=str(error))
 
