@@ -171,6 +171,23 @@ class Leadership:
                         )
                     )
 
+    def resign(self) -> None:
+        """Let go of the lock at a clean end. It is free when this returns: the server takes a moment to see that a
+        session is over, and a command that follows at once would find that somebody leads."""
+        self._stop.set()
+        if self._one_at_a_time.acquire(timeout=self._session_s):
+            try:
+                if self._session is not None and not self._session.invalidated:
+                    with suppress(SQLAlchemyError):
+                        self._session.execute(text("SELECT pg_advisory_unlock_all()"))
+            finally:
+                self._one_at_a_time.release()
+        self.release()
+
+    @property
+    def database(self) -> PostgresqlDatabase:
+        return self._database
+
     def fence(self, connection: Connection) -> None:
         """In a transaction that is to be the leader's: nobody can raise the term before it ends. Raises Overtaken."""
         if connection.execute(self._mine().with_for_update(read=True)).first() is None:
@@ -268,6 +285,21 @@ def alone(leadership: Leadership) -> Iterator[None]:
         yield
     finally:
         leadership.release()
+
+
+def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
+    """The fence of a command that adds to the audit log beside the leader, whose log it is as well: it takes nothing
+    over, and no term begins or ends meanwhile."""
+    mine = select(table.c.term).where(table.c.federation == federation, table.c.identity == identity)
+
+    def fence(connection: Connection) -> None:
+        if connection.execute(mine.with_for_update(read=True)).first() is None:
+            raise Conflict(
+                "the database holds no state of this coordinator: give this command where the coordinator's keys are, "
+                "after the first `coordinator serve`"
+            )
+
+    return fence
 
 
 def read_only(connection: Connection) -> None:
