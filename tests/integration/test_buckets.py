@@ -1,5 +1,5 @@
-"""Buckets: in a folder and in memory, as obstore has them, and of moto, a process on loopback; and what servers say that
-refuse, each named with its remedy."""
+"""Buckets: in a folder and in memory, as obstore has them; of moto, a process on loopback; of OpenStack Swift, where it
+is installed. And what servers say that refuse, each named with its remedy."""
 
 import os
 import ssl
@@ -20,6 +20,7 @@ from lorica_security.errors import ConfigurationError, StorageError
 from tests.support.certificates import authority_and_server
 from tests.support.hub_server import Answer, Asked, LoopbackServer, serving
 from tests.support.s3_server import S3Server, running_moto, write_credentials
+from tests.support.swift_server import running_swift
 
 SECRET = "secret-of-the-test"
 
@@ -30,7 +31,13 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["folder", "memory", "moto"])
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_swift(tmp_path_factory.mktemp("swift")) as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "memory", "moto", "swift"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
     prefix = f"{request.node.name.replace('[', '-').strip(']')[-40:]}/"
     match request.param:
@@ -38,8 +45,8 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
             yield Bucket("s3://folder/", prefix, LocalStore(tmp_path))
         case "memory":
             yield Bucket("s3://memory/", prefix, MemoryStore())
-        case _:
-            yield request.getfixturevalue("moto").bucket(prefix)
+        case server:
+            yield request.getfixturevalue(server).bucket(prefix)
 
 
 def test_every_bucket_puts_gets_lists_and_deletes_whole_objects(bucket: Bucket) -> None:
