@@ -37,6 +37,7 @@ from silo_agent.training.private.once_among_ranks import (
     require_noise_once,
     require_one_sample,
     share_of,
+    side_by_side,
 )
 from silo_agent.training.private.per_example.chunks import Chunks, shape_of
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
@@ -413,6 +414,26 @@ def test_a_rank_that_does_what_is_another_ranks_keeps_all_from_the_step(
         assert differing(flat(model), flat(MODEL)) == 0, "no step was made"
         assert all(parameter.grad is None for parameter in model.parameters())
         assert all(getattr(parameter, "summed_grad", None) is None for parameter in model.parameters())
+
+
+def test_ranks_take_what_they_have_side_by_side_and_stop_together() -> None:
+    """One has three, the other one; and one of them is told to stop at the second."""
+    met = [0, 0, 0]
+
+    def work(ranks: Together, stop_at: int) -> list[int]:
+        taken: list[int] = []
+        ranks._met = lambda: met.__setitem__(ranks.rank, met[ranks.rank] + 1)
+        items = range(3 if ranks.rank else 1)
+        for item in side_by_side(items, ranks, lambda: ranks.rank == 0 and len(taken) == stop_at):
+            taken.append(item)
+        return taken
+
+    assert in_ranks(2, lambda ranks: work(ranks, 2), timeout_s=5.0) == [[0], [0, 1, 2]]
+    assert met[:2] == [4, 4], "at each, and once to hear that there are no more"
+    assert [type(outcome) for outcome in in_ranks(2, lambda ranks: work(ranks, 1))] == [TrainingStopped] * 2
+    assert list(side_by_side(range(3), ALONE)) == [0, 1, 2]
+    with pytest.raises(TrainingStopped):
+        list(side_by_side(range(3), ALONE, lambda: True))
 
 
 def test_ranks_stop_together_where_one_is_told_to() -> None:
