@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -369,6 +370,55 @@ def test_an_example_that_two_ranks_add_or_none_keeps_all_from_the_step() -> None
             assert outcomes == [None, None]
 
 
+FEW = st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(
+    wanted=st.lists(st.integers(0, 4), max_size=5, unique=True),
+    done=st.lists(FEW, min_size=2, max_size=4),
+    dealt=st.booleans(),
+    samples=st.lists(st.sampled_from([[], [0], [1], [0, 1]]), min_size=4, max_size=4),
+    keys=st.lists(st.sampled_from([bytes(KEY_BYTES), key_of(0)]), min_size=4, max_size=4),
+    one=st.booleans(),
+    added=st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=4, max_size=4),
+)
+@settings(max_examples=25, deadline=None)
+def test_whatever_ranks_do_they_go_on_if_and_only_if_it_was_done_once(
+    wanted: list[int],
+    done: list[list[int]],
+    dealt: bool,
+    samples: list[list[int]],
+    keys: list[bytes],
+    one: bool,
+    added: list[list[int]],
+) -> None:
+    world = len(done)
+    if dealt:  # else chance would hardly ever have all of it right
+        done = [wanted[rank::world] for rank in range(world)]
+        added = [[int(block % world == rank) for block in range(3)] for rank in range(world)]
+    if one:
+        samples, keys = samples[:1] * world, keys[:1] * world
+    tables = [np.array(row, dtype=np.uint8) for row in added[:world]]
+
+    def work(ranks: Together) -> list[bool]:
+        def passes(check: Callable[..., None], *given: Any) -> bool:
+            try:
+                check(*given, ranks)
+            except StateError:
+                return False
+            return True
+
+        return [
+            passes(require_one_sample, samples[ranks.rank], keys[ranks.rank]),
+            passes(require_each_once, "losses", wanted, done[ranks.rank]),
+            passes(require_noise_once, tables[ranks.rank]),
+        ]
+
+    alike = all(each == (samples[0], keys[0]) for each in zip(samples[:world], keys[:world], strict=True))
+    expected = [alike, sorted(chain(*done)) == sorted(wanted), bool((sum(tables) == 1).all())]
+    assert in_ranks(world, work) == [expected] * world
+
+
 def test_an_empty_sample_to_which_a_rank_adds_is_refused() -> None:
     all_refuse(
         in_ranks(2, lambda ranks: require_each_once("clipped gradients", [], [3] * ranks.rank, ranks)), "clipped"
@@ -431,6 +481,9 @@ def test_ranks_take_what_they_have_side_by_side_and_stop_together() -> None:
     assert in_ranks(2, lambda ranks: work(ranks, 2), timeout_s=5.0) == [[0], [0, 1, 2]]
     assert met[:2] == [4, 4], "at each, and once to hear that there are no more"
     assert [type(outcome) for outcome in in_ranks(2, lambda ranks: work(ranks, 1))] == [TrainingStopped] * 2
+    met[:] = [0, 0, 0]
+    assert in_ranks(1, lambda ranks: work(ranks, 9)) == [[0]]
+    assert met[0] == 2, "or an agent would take one rank to hang"
     assert list(side_by_side(range(3), ALONE)) == [0, 1, 2]
     with pytest.raises(TrainingStopped):
         list(side_by_side(range(3), ALONE, lambda: True))

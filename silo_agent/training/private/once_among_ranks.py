@@ -73,15 +73,15 @@ def share_of(examples: EncodedExamples, indices: Sequence[int], ranks: Ranks) ->
 
 
 def side_by_side(items: Iterable[T], ranks: Ranks, should_stop: Callable[[], bool] = lambda: False) -> Iterator[T]:
-    """This rank's `items`, however many. Ranks meet before each of them: so one that has more of them, or longer ones,
-    does not count as one that hangs, and all stop where one is told to.
+    """This rank's `items`, however many. Ranks meet before each of them, one that is alone in its group as well: so one
+    that has more of them, or longer ones, does not count as one that hangs, and all stop where one is told to.
 
     Raises TrainingStopped soon after `should_stop()` turns true.
     """
     own, ended = iter(items), object()
     while True:
         item: T | object = next(own, ended)
-        if ranks.world == 1:
+        if not ranks.backend:
             stopped, left = item is not ended and should_stop(), item is not ended
         else:
             told = torch.tensor([should_stop(), item is not ended], dtype=torch.int32)
