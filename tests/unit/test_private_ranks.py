@@ -337,10 +337,18 @@ def test_a_rank_that_drew_otherwise_is_named(other: Any) -> None:
     all_refuse(in_ranks(2, work), "the sample of a step, or the key of its noise, of ranks 1 is not that of rank 0")
 
 
-def test_a_rank_that_has_a_record_less_is_named_in_training() -> None:
-    schedule = replace(SHORT, sampling_rate=1.0, loss_noise_multiplier=None)
+@pytest.mark.parametrize(
+    ("weighs", "named"),
+    [
+        (None, "the sample of a step, or the key of its noise, of ranks 1 is"),
+        (2.0, "the number of examples, or of blocks of noise, of ranks 1 is"),
+    ],
+)
+def test_a_rank_that_has_a_record_less_is_named_in_training(weighs: float | None, named: str) -> None:
+    """With the sample, or with the losses that are summed before it."""
+    schedule = replace(SHORT, sampling_rate=1.0, loss_noise_multiplier=weighs)
     outcomes = in_ranks(2, lambda ranks: private(ranks, examples_of(9 - ranks.rank), schedule))
-    all_refuse(outcomes, "the sample of a step, or the key of its noise, of ranks 1")
+    all_refuse(outcomes, named)
 
 
 def test_a_rank_whose_stream_is_further_on_is_named_in_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,8 @@ def _counts(places: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _table(own: NDArray[Any], ranks: Ranks) -> NDArray[np.int64]:
-    """`own` of every rank, a row each."""
+    """`own` of every rank, a row each; raises StateError where one is longer than another, which gloo dies of."""
+    ranks.require_same("the number of examples, or of blocks of noise,", [torch.tensor([len(own)])], _ONE_PROGRAM)
     return np.stack([each.numpy() for each in ranks.gathered(torch.from_numpy(own))]).astype(np.int64)
 
 
