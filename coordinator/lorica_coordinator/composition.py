@@ -27,7 +27,7 @@ from lorica_coordinator.edges.server.presented import Presented
 from lorica_coordinator.edges.status_page.page import status_page
 from lorica_coordinator.edges.status_page.refusals import RecentRefusals
 from lorica_coordinator.edges.sums.plan_parts import plan_parts
-from lorica_coordinator.edges.telemetry.logs import Whereabouts, log_to_stderr
+from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
 from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
@@ -173,7 +173,6 @@ def _collect(coordinator: Coordinator, scratch: ExportScratch, present: PresentP
 @asynccontextmanager
 async def offline_operator(coordinator: Coordinator) -> AsyncIterator[AuditedOperator]:
     """The operator's calls on a folder whose coordinator does not run. The caller holds the folder's lock."""
-    log_to_stderr("error")
     audit = coordinator.audit()
     async with service_of(coordinator, CoordinatorMetrics(CollectorRegistry()), audit=audit) as (service, _):
         try:

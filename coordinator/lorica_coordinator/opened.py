@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
     from lorica_coordinator.edges.models.spool import Spools
+    from lorica_coordinator.edges.models.spool_keys import SpoolKeys
     from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
     from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
     from lorica_coordinator.plans.plan_shelf import PlanShelf
@@ -100,13 +101,19 @@ class Coordinator:
         return base_store(self.settings.state_folder, bundle, self.kept)
 
     @property
-    def spool_keys(self) -> Path:
-        """Where the keys of updates on their way in lie: beside these, unless they are kept elsewhere as well."""
-        from lorica_coordinator.edges.kept.opening import SPOOL_KEYS
+    def spool_keys(self) -> "SpoolKeys":
+        """Where the keys of updates on their way in lie: beside these, unless these are kept elsewhere as well."""
         from lorica_coordinator.edges.models.spool import SPOOLS
+        from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 
         state = self.settings.state_folder
-        return state / (SPOOL_KEYS if self.settings.storage.blobs else SPOOLS)
+        if not self.settings.storage.blobs:
+            return SpoolKeys(state / SPOOLS)
+        from lorica_coordinator.edges.database.open_store import key_folder
+
+        term = 0 if self.leadership is None else self.leadership.term
+        own = not self.settings.storage.attempt_keys
+        return SpoolKeys(state / SPOOLS, key_folder(self.settings) / SPOOLS, term, own)
 
     @property
     def spools(self) -> "Spools":
@@ -308,9 +315,13 @@ def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFi
         public_key=coordinator.keys.identity.public_key(),
         sign=coordinator.keys.sign,
     )
-    with kept_in_bucket(
-        coordinator.settings, coordinator.folder.settings, leader, coordinator.spool_keys, hold, BEAT_S
-    ) as kept:
+    keys = replace(coordinator, leadership=leadership).spool_keys
+
+    def has_key(update: Path, name: str) -> bool:
+        path = keys.path(update, name)
+        return path is not None and path.is_file()
+
+    with kept_in_bucket(coordinator.settings, coordinator.folder.settings, leader, has_key, hold, BEAT_S) as kept:
         yield kept
 
 

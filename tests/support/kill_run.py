@@ -175,8 +175,7 @@ class Executioner:
         if not self._ahead[process] and self._draws is None:
             self._federation.start(process)
             return
-        program = "coordinator" if process == COORDINATOR else "silo-agent"
-        wrapper = [program, "--note", str(self._note(process))]
+        wrapper = [self._program(process), "--note", str(self._note(process))]
         if self._ahead[process]:
             kill = self._armed[process] = self._ahead[process].pop(0)
             where = () if kill.round is None else ("--round", str(kill.round))
@@ -185,6 +184,9 @@ class Executioner:
             wrapper += ["--draws", str(self._draws.folder), "--eager"]
         _, arguments = self._federation.command(process)
         self._federation.processes.start(process, "tests.support.killed_process", [*wrapper, "--", *arguments])
+
+    def _program(self, process: str) -> str:
+        return "coordinator" if process == COORDINATOR else "silo-agent"
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Bury who was killed as planned and start it again, until `reached`; any other end of a process is an

@@ -46,12 +46,13 @@ class MaskedRun:
     federation: MortalFederation
     kills: Sequence[Kill]
     traces: dict[Kill, Traces] = field(default_factory=dict)
+    executioner: type[Executioner] = Executioner
 
     LOOKED_AT = ("shares-revealed", "shares-journalled", "log-not-cleared", "erasing", "erased")
 
     def __post_init__(self) -> None:
         self._draws = Draws(self.federation.root / "known")
-        self._executioner = Executioner(self.federation, self.kills, self._at_death, self._draws)
+        self._executioner = self.executioner(self.federation, self.kills, self._at_death, self._draws)
 
     def run(self) -> MaskedEnd:
         self._draws.make()

@@ -5,18 +5,15 @@ later it destroys the keys that it set out to destroy. The database is SQLite, w
 """
 
 import secrets
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import Connection, select, update
 
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
@@ -34,6 +31,7 @@ from tests.support.masked_rounds import MaskedRounds
 from tests.support.rounds import FEDERATION, T0
 
 ERASE = files.erase
+HOW = ("well", "fails", "answer lost", "killed", "destroys late", "erases late", "overtaken")
 
 
 @cache
@@ -63,8 +61,7 @@ class Process:
 
     path: Path
     keys: Path
-    late: list[Path] = field(default_factory=list)
-    attempt: int = 0
+    late: list[Callable[[], None]] = field(default_factory=list)
     fails: bool = False
     loses_the_answer: bool = False
 
@@ -105,45 +102,54 @@ class Process:
         self.state = state
 
 
-class Leaders(RuleBasedStateMachine):
-    """`late` destructions of each process are carried out when the search says so, before or after it was overtaken."""
+Moves = st.one_of(
+    st.just(("take", 0, "")),
+    st.tuples(st.just("toggle"), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from(HOW)),
+    st.tuples(st.just("toggle"), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from(HOW)),
+    st.tuples(st.just("goes on"), st.sampled_from([0, 1, 2]), st.sampled_from(HOW)),
+    st.tuples(st.just("destroys now"), st.sampled_from([0, 1, 2]), st.just("")),
+)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(mkdtemp(prefix="leaders-"))
+
+class Leaders:
+    """What each of them set out to destroy late is destroyed when the search says so, before or after it was
+    overtaken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database, self.keys = folder / "state.sqlite", folder / "keys"
         self.processes: list[Process] = []
         self.attempts = 0
-
-    @initialize()
-    def begin(self) -> None:
         self.take()
 
-    @rule()
     def take(self) -> None:
-        if len(self.processes) < 5:
-            self.processes.append(Process(self.folder / "state.sqlite", self.folder / "keys"))
+        self.processes = [*self.processes[-3:], Process(self.database, self.keys)]
 
-    @rule(
-        who=st.integers(0, 4),
-        what=st.sampled_from(["another attempt", "goes on", "ends"]),
-        how=st.sampled_from(["well", "well", "fails", "answer lost", "killed", "late", "overtaken meanwhile"]),
-    )
-    def act(self, who: int, what: str, how: str) -> None:
+    def move(self, what: str, who: int, how: str) -> None:
         process = self.processes[-1 - who % len(self.processes)]
-        if what == "another attempt" and isinstance(process.state, Masking):
-            what = "ends"  # first, as in every plan
-        if what == "another attempt":
-            self.attempts += 1
-            state: State = replace(masking(), attempt=self.attempts)
+        if what == "take":
+            self.take()
+        elif what == "destroys now":
+            if process.late:
+                process.late.pop(0)()
         else:
-            state = process.state if what == "goes on" else without_attempt()
+            state = process.state
+            if what == "toggle":
+                self.attempts += 1
+                masks = isinstance(state, Masking)
+                state = without_attempt() if masks else replace(masking(), attempt=self.attempts)
+            self._transition(process, state, how)
+
+    def _transition(self, process: Process, state: State, how: str) -> None:
         process.fails, process.loses_the_answer = how == "fails", how == "answer lost"
         with pytest.MonkeyPatch.context() as patch:
-            if how == "late":
-                patch.setattr(files, "erase", process.late.append)
+            if how == "erases late":
+                patch.setattr(files, "erase", lambda path: process.late.append(partial(ERASE, path)))
+            if how == "destroys late":
+                for name in ("destroy", "destroy_earlier"):
+                    patch.setattr(process.vault, name, partial(_later, process, getattr(process.vault, name)))
             if how == "killed":
                 patch.setattr(process.store._states, "saved", lambda name, deleted: None)
-            if how == "overtaken meanwhile":
+            if how == "overtaken":
                 make = process.vault.make
 
                 def made() -> tuple[AttemptKey, bytes]:
@@ -151,48 +157,44 @@ class Leaders(RuleBasedStateMachine):
                     return make()
 
                 patch.setattr(process.vault, "make", made)
-            try:
+            with suppress(Overtaken, StorageError):
                 process.transition(state)
-            except (Overtaken, StorageError):
-                pass
-            else:
-                assert not process.fails
         process.fails = process.loses_the_answer = False
         if how == "killed":
-            self.processes.remove(process)
+            self.processes = [one for one in self.processes if one is not process]
             if not self.processes:
                 self.take()
 
-    @rule(who=st.integers(0, 4), which=st.integers(0, 9))
-    def destroys_now(self, who: int, which: int) -> None:
-        late = self.processes[who % len(self.processes)].late
-        if late:
-            ERASE(late.pop(which % len(late)))
-
-    @invariant()
-    def what_the_state_needs_is_there(self) -> None:
-        if self.processes and (key := self._needed()) is not None:
-            assert FolderKeyVault(self.folder / "keys", 0).read(key) is not None
-
-    def teardown(self) -> None:
-        try:
-            while self.processes and self.processes[-1].late:
-                self.destroys_now(len(self.processes) - 1, 0)
-            last = Process(self.folder / "state.sqlite", self.folder / "keys")
-            last.transition(last.state)
-            needed = self._needed()
-            left = {AttemptKey.parse(path.stem, "") for path in (self.folder / "keys").glob("*.key")}
-            assert left == ({needed} if needed else set()), "and nothing else is left"
-            last.transition(without_attempt())
-            assert list((self.folder / "keys").glob("*")) == []
-        finally:
-            rmtree(self.folder)
-
-    def _needed(self) -> AttemptKey | None:
-        with closing(Database(self.folder / "state.sqlite").engine.connect()) as connection:
+    def needed(self) -> AttemptKey | None:
+        with closing(SqliteDatabase(self.database).engine.connect()) as connection:
             named = connection.execute(select(machine.c.sealed_under)).scalar()
         return None if named is None else AttemptKey.parse(named, "")
 
+    def check(self) -> None:
+        if (key := self.needed()) is not None:
+            assert FolderKeyVault(self.keys, 0).read(key) is not None, "it was destroyed, and is needed"
 
-TestLeaders = Leaders.TestCase
-TestLeaders.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+    def left(self) -> set[AttemptKey]:
+        return {AttemptKey.parse(path.stem, "") for path in self.keys.glob("*.key")}
+
+
+def _later(process: Process, do: Callable[[AttemptKey | None], None], key: AttemptKey | None) -> None:
+    process.late.append(partial(do, key))
+
+
+@settings(max_examples=30, deadline=None, phases=(Phase.generate,))
+@given(moves=st.lists(Moves, min_size=30, max_size=30))
+def test_no_leader_destroys_a_key_that_is_needed_and_none_is_left(
+    moves: list[tuple[str, int, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    leaders = Leaders(tmp_path_factory.mktemp("leaders"))
+    for move in moves:
+        leaders.move(*move)
+        leaders.check()
+    leaders.take()
+    last = leaders.processes[-1]
+    last.transition(last.state)
+    needed = leaders.needed()
+    assert leaders.left() == ({needed} if needed else set()), "and nothing else is left"
+    last.transition(without_attempt())
+    assert leaders.left() == set()

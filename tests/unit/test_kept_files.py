@@ -20,6 +20,7 @@ from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
 from lorica_coordinator.edges.kept.settled import Settled, settle
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import make_key
 from lorica_coordinator.vectors.stored_vector import write_record
@@ -59,7 +60,7 @@ class Place:
             sign=lambda domain, statement: identity_key.sign(key, domain=domain.encode(), payload=statement),
         )
         self.kept = KeptInBucket(root, self.bucket, leader, block_bytes=BLOCK)
-        self.keys = root / "attempt-keys" / "spools"
+        self.keys = SpoolKeys(root / "spools", root / "attempt-keys" / "spools", term)
 
     def write(self, path: str, content: bytes) -> Path:
         file = self.root / path
@@ -71,7 +72,11 @@ class Place:
         self.kept.keep(self.write(path, content))
 
     def settle(self) -> Settled:
-        return settle(self.kept, self.root, self.keys)
+        return settle(self.kept, self.root, self.has_key)
+
+    def has_key(self, update: Path, name: str) -> bool:
+        path = self.keys.path(update, name)
+        return path is not None and path.is_file()
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -397,10 +402,12 @@ def test_a_folder_is_put_into_a_new_bucket_but_for_updates_that_nobody_can_read(
     one.write(f"models/{PLAN}/spare/0.spare", b"noise")
     for silo, norm, has_key in (("bank-a", 1.0, True), ("bank-b", None, True), ("clinic-c", 1.0, False)):
         delta = one.write(f"spools/{PLAN}/3-1/{silo}.delta", b"ciphertext")
-        write_record(delta.with_suffix(".json"), {"manifest": {}, "norm": norm})
+        name = one.keys.fresh()
+        write_record(delta.with_suffix(".json"), {"manifest": {}, "norm": norm, "key": name})
         if has_key:
-            key = one.keys / PLAN / "3-1" / f"{silo}.key"
-            key.parent.mkdir(parents=True, exist_ok=True)
+            key = one.keys.path(delta.with_suffix(""), name)
+            assert key is not None
+            one.keys.provide(delta.parent)
             make_key(key)
     assert one.settle() == Settled(0, 3)
     put = {str(path.relative_to(one.root)) for path in one.kept.below(one.root)}
@@ -408,5 +415,48 @@ def test_a_folder_is_put_into_a_new_bucket_but_for_updates_that_nobody_can_read(
     assert not [name for name in one.objects if ".key" in name]
 
     without_keys = place(2)
-    assert without_keys.settle() == Settled(1, 0), "an update whose key is lost is not even brought"
-    assert without_keys.files() == {MODEL_PATH: b"m"}
+    assert without_keys.settle() == Settled(2, 0)
+    assert not [path for path in without_keys.files() if path.endswith(".delta")], "nobody could read it"
+
+
+def test_a_leader_that_was_overtaken_destroys_no_key_of_a_later_one(tmp_path: Path) -> None:
+    """It shares the folder of keys, and may open the same silo's update anew, or end every plan that it knows."""
+    vault, update = tmp_path / "vault" / "spools", Path(PLAN) / "3-1" / "clinic-c"
+
+    def of_term(term: int) -> SpoolKeys:
+        spools = tmp_path / f"machine-{term}" / "spools"
+        return SpoolKeys(spools, vault, term)
+
+    made = {}
+    for term in (6, 7, 8):
+        keys = of_term(term)
+        name = keys.fresh()
+        path = keys.path(keys.spools / update, name)
+        assert path is not None
+        keys.provide((keys.spools / update).parent)
+        make_key(path)
+        made[term] = (name, path)
+    stale = of_term(7)
+    stale.destroy(stale.spools / update, made[8][0])
+    assert made[8][1].exists()
+    stale.destroy_below(stale.spools)
+    assert {term: path.exists() for term, (_, path) in made.items()} == {6: False, 7: False, 8: True}
+    assert stale.names() == {PLAN}
+    of_term(8).destroy_below(of_term(8).spools / PLAN)
+    assert stale.names() == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../x", "8", "8.../etc/passwd", "8.0123456789ABCDEF", f"{'9' * 16}.{'0' * 16}"]
+)
+def test_a_record_names_no_key_outside_its_place(tmp_path: Path, name: str) -> None:
+    keys = SpoolKeys(tmp_path / "spools", tmp_path / "vault" / "spools", 8)
+    assert keys.path(tmp_path / "spools" / PLAN / "3-1" / "clinic-c", name) is None
+    assert SpoolKeys(tmp_path / "spools").path(tmp_path / "spools" / PLAN / "3-1" / "clinic-c", "8.x") is None
+
+
+def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
+    keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "spools", 8, own=False)
+    with pytest.raises(FileNotFoundError):
+        keys.provide(tmp_path / "spools" / PLAN / "3-1")
+    assert not (tmp_path / "mount").exists()

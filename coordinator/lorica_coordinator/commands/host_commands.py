@@ -33,7 +33,7 @@ from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, Settings, settings_text
 from lorica_security.console.terminal import terminal
-from lorica_security.daemon.heartbeat import tell_systemd
+from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host import ballast, files, key_file
@@ -43,7 +43,8 @@ from lorica_security.identifiers import federation_name
 from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_token
 from silo_wire.transport import keep_chunks_in_memory
 
-STAND_BY_S: Final = 1.0
+_log = structlog.get_logger(__name__)
+STAND_BY_S: Final = 0.5
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 
 
@@ -177,22 +178,29 @@ def serve_command(
     with _folder_lock(folder, stand_by):
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)
-        if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
-            plan = ""
         for disk in disks(coordinator):
             ballast.keep(disk)
-        with leading(coordinator, waiting=stand_by) as leader:
+
+        def stand_by_alive() -> None:
+            is_alive(folder.lock)  # this process has it, and no event loop yet that would touch it
+            stand_by()
+
+        with leading(coordinator, waiting=stand_by_alive) as leader:
+            if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
+                plan = ""
+            if leader.leadership is not None:
+                _log.info("leads", term=leader.leadership.term)
             asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
 
 
 def _standing_by() -> Callable[[], None]:
-    """What a coordinator does once a second while another one leads: it holds nothing, so that any signal ends it."""
+    """What a coordinator does every STAND_BY_S while another one leads: any signal ends it."""
     said = False
 
     def stand_by() -> None:
         nonlocal said
         if not said:
-            structlog.get_logger(__name__).info("stands by", detail="another coordinator leads; this one takes over")
+            _log.info("stands by", detail="another coordinator leads; this one takes over")
             tell_systemd("READY=1")
             said = True
         tell_systemd("WATCHDOG=1")

@@ -50,7 +50,9 @@ class DaskCluster:
             from distributed import Client
             from distributed.security import Security
         except ImportError as error:
-            raise ConfigurationError("--dask wants a package: pip install 'lorica[cluster]'") from error
+            raise ConfigurationError(
+                "--dask wants the wheel's extra `cluster`: install it here and at the workers"
+            ) from error
         ca, certificate, key = (str(self.tls / name) for name in _PARTS)
         security = Security(tls_ca_file=ca, tls_client_cert=certificate, tls_client_key=key, require_encryption=True)
         try:

@@ -8,7 +8,7 @@ one line.
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_security.errors import ConfigurationError, LoricaError, StorageError
@@ -56,7 +56,7 @@ class Bucket:
         self._api: Any = _api()
 
     @classmethod
-    def at(cls, place: BucketPlace, *, patience_s: float = PATIENCE_S, request_s: float = REQUEST_S) -> "Bucket":
+    def at(cls, place: BucketPlace, *, patience_s: float = PATIENCE_S, request_s: float = REQUEST_S) -> Self:
         """Connects to nothing yet. Raises ConfigurationError where credentials or the package are missing."""
         return cls(place.name, place.prefix, _store(place, patience_s, request_s))
 

@@ -3,17 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import meanwhile, probe, settle
+from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
-
-SPOOL_KEYS: Final = "attempt-keys/spools"
-"""The folder of the keys of updates on their way in, in the state folder: never where copies of these are."""
 
 
 def bucket_place(settings: Settings, file: Path) -> BucketPlace:
@@ -28,7 +24,7 @@ def bucket_place(settings: Settings, file: Path) -> BucketPlace:
 
 @contextmanager
 def kept_in_bucket(
-    settings: Settings, file: Path, leader: Leader, spool_keys: Path, beat: Callable[[], None], every_s: float
+    settings: Settings, file: Path, leader: Leader, has_key: HasKey, beat: Callable[[], None], every_s: float
 ) -> Iterator[KeptInBucket]:
     """Raises ConfigurationError, IntegrityError or StorageError before the block. Until then `beat` is called every
     `every_s` seconds."""
@@ -37,7 +33,7 @@ def kept_in_bucket(
     try:
         with meanwhile(beat, every_s):
             probe(bucket)
-            settle(kept, settings.state_folder, spool_keys)
+            settle(kept, settings.state_folder, has_key)
         yield kept
     finally:
         kept.close()

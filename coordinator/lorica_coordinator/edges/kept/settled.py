@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket
-from lorica_coordinator.vectors.spool_key import SUFFIX
 from lorica_coordinator.vectors.stored_vector import read_record
 from lorica_security.errors import IntegrityError, LoricaError, StorageError
 
@@ -28,6 +27,7 @@ _log = structlog.get_logger(__name__)
 _FOLDERS: Final = ("bundles", "models", "spools")
 SPOOLS: Final = "spools"
 PROBE: Final = "probe"
+_DELTA: Final = ".delta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,23 @@ class Settled:
     put: int
 
 
-def settle(kept: KeptInBucket, root: Path, spool_keys: Path) -> Settled:
-    """`spool_keys` is where the keys of updates on their way in are (edges/models/spool.py).
+HasKey = Callable[[Path, str], bool]
+"""Whether the key of this name is there that an update (its path, without suffix) is encrypted with."""
+
+
+def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
+    """`has_key` is of updates on their way in.
 
     Raises IntegrityError for a block that is missing or another one, StorageError.
     """
     kept.look()
     try:
         shutil.rmtree(root / WORK, ignore_errors=True)
-        paths = kept.paths()
-        brought = sum(kept.bring(path) for path in paths if _is_of_use(path, spool_keys))
+        paths = sorted(kept.paths(), key=lambda path: path.startswith(f"{SPOOLS}/") and path.endswith(_DELTA))
+        brought = sum(kept.bring(path) for path in paths if _is_of_use(path, root, has_key))
         shutil.rmtree(root / WORK, ignore_errors=True)
         in_bucket = set(paths)
-        lacking = [path for path in _in_folder(root) if path not in in_bucket and _is_whole(path, root, spool_keys)]
+        lacking = [path for path in _in_folder(root) if path not in in_bucket and _is_whole(path, root, has_key)]
     except OSError as error:
         raise StorageError(f"{root} cannot be read: {error.strerror or error}") from error
     for path in lacking:
@@ -59,20 +63,32 @@ def settle(kept: KeptInBucket, root: Path, spool_keys: Path) -> Settled:
     return Settled(brought, len(lacking))
 
 
-def _is_of_use(path: str, spool_keys: Path) -> bool:
-    top, _, rest = path.partition("/")
-    return top != SPOOLS or (spool_keys / rest).with_suffix(SUFFIX).is_file()
+def _is_of_use(path: str, root: Path, has_key: HasKey) -> bool:
+    """Of an update on its way in: whether anybody can read it. Its record is brought before."""
+    if not (path.startswith(f"{SPOOLS}/") and path.endswith(_DELTA)):
+        return True
+    record = _record(root / path)
+    return record is not None and has_key((root / path).with_suffix(""), str(record.get("key", "")))
 
 
-def _is_whole(path: str, root: Path, spool_keys: Path) -> bool:
-    """Whether it is to be put: of updates on their way in, those that were committed."""
+def _is_whole(path: str, root: Path, has_key: HasKey) -> bool:
+    """Whether it is to be put: of updates on their way in, those that were committed and can be read."""
     if not path.startswith(f"{SPOOLS}/"):
         return True
+    delta = (root / path).with_suffix(_DELTA)
+    record = _record(delta)
+    return (
+        record is not None
+        and record.get("norm") is not None
+        and _is_of_use(delta.relative_to(root).as_posix(), root, has_key)
+    )
+
+
+def _record(delta: Path) -> dict[str, Any] | None:
     try:
-        record = read_record((root / path).with_suffix(".json"))
+        return read_record(delta.with_suffix(".json"))
     except (IntegrityError, StorageError):
-        return False
-    return _is_of_use(path, spool_keys) and record.get("norm") is not None
+        return None
 
 
 def _in_folder(root: Path) -> Iterator[str]:

@@ -25,6 +25,7 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.models.export_scratch import ExportScratch
 from lorica_coordinator.edges.models.held_models import letting_models_go
 from lorica_coordinator.edges.models.model_store import BASE, EVIDENCE, INITIAL, MODEL, SPARE
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.edges.upkeep.backup import WORK_PREFIX
 from lorica_coordinator.edges.upkeep.upgrade_copies import copied_at
 from lorica_coordinator.service.records import PresentPlan
@@ -61,12 +62,12 @@ class Collector:
         store: SqlRoundStore,
         scratch: ExportScratch,
         *,
-        spool_keys: Path | None = None,
+        spool_keys: SpoolKeys | None = None,
         kept: KeptFiles = FOLDER_ALONE,
     ) -> None:
-        """`spool_keys`: the folder of the spools' keys, where they do not lie beside these."""
+        """`spool_keys`: of the spools, where they do not lie beside these."""
         self._state, self._retention, self._store, self._scratch = state, retention, store, scratch
-        self._spool_keys = spool_keys or state / "spools"
+        self._spool_keys = spool_keys or SpoolKeys(state / "spools")
         self._kept = kept
 
     def collect(self, present: PresentPlan, now: float, *, dry_run: bool) -> list[Garbage]:
@@ -141,7 +142,7 @@ class Collector:
         if item.kind in ("spools", "remains"):
             destroy_keys_below(item.path)
         if item.kind == "spools":
-            destroy_keys_below(self._spool_keys / item.path.name)
+            self._spool_keys.destroy_below(item.path)
         if item.path.name.startswith(WORK_PREFIX):
             for copied in sorted(item.path.iterdir()):
                 files.erase(copied)
