@@ -30,9 +30,11 @@ from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
-from tests.support.rounds import A, B, C
+from tests.support.rounds import ONE_OF_EACH_STATE, T0, A, B, C
+from tests.unit import test_rounds_store as contract
 from tests.unit.test_rounds_store import enrolled_silo, invitation
 
+COLLECTING = next(state for state in ONE_OF_EACH_STATE.values() if state.phase == "collecting")
 PLAN = Digest("a" * 64)
 PRIVATE = PrivacySection(
     level="silo", noise_multiplier=4.0, target_epsilon=8.0, dp_delta=1e-5, nominal_silos=10, max_noise_to_signal=1e6
@@ -105,11 +107,13 @@ def federation(server: PostgresqlServer, tmp_path: Path, request: pytest.Fixture
 
 @pytest.fixture(scope="module")
 def lost(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """After its dump A was revoked, C enrolled, B invited again, and a second sum released; the log was exported."""
+    """After its dump A was revoked, C enrolled with a token from before, B invited again, and a second sum released; the
+    log was exported."""
     folder = tmp_path_factory.mktemp("lost")
     federation = Federation(server, initialise(folder / "net"), "lost")
     federation.enrol(A, B)
     federation.release(1)
+    assert federation.command("invite", C).code == 0
     federation.dump(folder / "old.dump")
     assert federation.command("invite", B).code == 0
     assert federation.command("revoke", A).code == 0
@@ -226,6 +230,16 @@ def killed(federation: Federation, words: Sequence[str | Path], at: int, monkeyp
         except Killed:
             return True
     return False
+
+
+def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation: Federation) -> None:
+    with leading(Coordinator.load(federation.folder), to_settle=True) as leader:
+        store = leader.open_store()
+        contract.enrol(store, A)
+        store.transition(COLLECTING, [], at=T0, now=T0)
+        store.close()
+    assert federation.command("settle", "--without-log").code == 0
+    assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
 
 
 def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:
