@@ -223,14 +223,18 @@ class Coordinator:
             ).signed(self.keys.identity),
         )
 
-    def open_store(self) -> "SqlRoundStore":
-        from lorica_coordinator.edges.database.open_store import open_store
-
+    def make_state_folder(self) -> None:
+        """Where it is missing; raises StorageError."""
         state = self.settings.state_folder
         try:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{state} cannot be created: {error.strerror}") from error
+
+    def open_store(self) -> "SqlRoundStore":
+        from lorica_coordinator.edges.database.open_store import open_store
+
+        self.make_state_folder()
         return open_store(self.settings, self.folder.settings, self.federation, self.leadership)
 
 
@@ -309,6 +313,7 @@ def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFi
         tell_systemd("WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000")
         leadership.hold()
 
+    coordinator.make_state_folder()
     leader = Leader(
         federation=coordinator.federation,
         term=leadership.term,

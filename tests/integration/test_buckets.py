@@ -2,6 +2,7 @@
 refuse, each named with its remedy."""
 
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from obstore.store import LocalStore, MemoryStore
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.kept.settled import probe
-from lorica_security.errors import StorageError
+from lorica_security.errors import ConfigurationError, StorageError
+from tests.support.certificates import authority_and_server
 from tests.support.hub_server import Answer, Asked, LoopbackServer, serving
 from tests.support.s3_server import S3Server, running_moto, write_credentials
 
@@ -161,3 +163,36 @@ def test_nothing_in_the_environment_leads_elsewhere(moto: S3Server, monkeypatch:
     client: Any = Bucket.at(elsewhere)._store
     assert client.client_options["allow_http"] == "false"
     assert os.environ["AWS_ALLOW_HTTP"] == "true"
+
+
+def test_a_server_is_believed_by_its_certificate_alone(tmp_path: Path) -> None:
+    """Its certificate is for an address: another root's does not fit, another name does not, and no root at all."""
+    root, (key, certificate) = authority_and_server("127.0.0.1")
+    (tmp_path / "root.pem").write_bytes(root)
+    (tmp_path / "other.pem").write_bytes(authority_and_server("127.0.0.1")[0])
+    pair = tmp_path / "pair.pem"
+    pair.write_bytes(key + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair)
+    server = Refusing(lambda _: (200, {"ETag": '"x"'}, b""))
+    credentials = write_credentials(tmp_path)
+
+    def bucket(host: str, more: str) -> Bucket:
+        url = f"s3://lorica/north?endpoint=https://{host}:{server.port}&credentials={credentials}{more}"
+        return Bucket.at(BucketPlace.parse(url, Path("f")), patience_s=0.3)
+
+    with serving(server, context):
+        for host, more in (
+            ("127.0.0.1", f"&root={tmp_path}/other.pem"),
+            ("localhost", f"&root={tmp_path}/root.pem"),
+            ("127.0.0.1", ""),
+        ):
+            with pytest.raises(StorageError, match=r"its certificate is not trusted here: name its root"):
+                bucket(host, more).put("x", b"of a model")
+        assert server.asked == []
+        bucket("127.0.0.1", f"&root={tmp_path}/root.pem").put("x", b"of a model")
+        assert [asked.method for asked in server.asked] == ["PUT"]
+    for content in (b"", b"-----BEGIN CERTIFICATE-----\nx\n"):
+        (tmp_path / "none.pem").write_bytes(content)
+        with pytest.raises((ConfigurationError, StorageError), match=r"none\.pem"):
+            bucket("127.0.0.1", f"&root={tmp_path}/none.pem")

@@ -14,6 +14,7 @@ SUBJECTS = {
     "accounting",
     "adapters",
     "after_noise",
+    "blobs",
     "certificates",
     "clipping",
     "dask",

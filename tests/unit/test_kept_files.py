@@ -267,6 +267,21 @@ def test_no_index_counts_but_one_that_the_coordinator_signed_for_this_place(plac
         KeptFile.parse(changed, KEY.public_key(), **with_where)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("what", ["path", "term", "federation"])
+def test_an_index_is_of_its_own_place_alone(place: Makes, what: str) -> None:
+    """Who writes the bucket copies one of this coordinator's own, signed, to another name."""
+    first = place(1)
+    first.settle()
+    first.keep(MODEL_PATH, b"the model")
+    index = first.bucket.get(str(ObjectName(1, MODEL_PATH, INDEX)), 1 << 20)
+    assert index is not None
+    here = {"federation": FEDERATION, "path": MODEL_PATH, "term": 1}
+    other = here | {"federation": "others", "path": STATE_PATH, "term": 2}
+    KeptFile.parse(index, KEY.public_key(), **here, where="THERE")  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError, match="THERE is the index of another file"):
+        KeptFile.parse(index, KEY.public_key(), **{**here, what: other[what]}, where="THERE")  # type: ignore[arg-type]
+
+
 def _loaded(raw: bytes) -> object:
     try:
         return json.loads(raw)

@@ -33,6 +33,7 @@ from silo_agent.edges.ranks.launching import (
     rank_environment,
 )
 from silo_agent.edges.ranks.rank_group import (
+    News,
     RankGroup,
     _ended,
     _kill_if_same,
@@ -718,6 +719,25 @@ def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> 
     (tmp_path / "ranks").write_bytes(b"")
     with pytest.raises(LoricaError, match="ranks"):
         RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks", "e")
+
+
+def test_the_agent_looks_for_frames_where_there_may_be_some(tmp_path: Path) -> None:
+    """Once more after each change, for one that a coarse time of change hides; and each second whatever it says."""
+    now = [0.0]
+    news = News(tmp_path, lambda: now[0])
+
+    def looks(times: int) -> list[bool]:
+        return [news.may_be_there() for _ in range(times)]
+
+    assert looks(4) == [True, True, False, False]
+    frames.put(tmp_path / "progress-1", b"0.5")
+    at = tmp_path.stat().st_mtime_ns
+    os.utime(tmp_path, ns=(at + 1, at + 1))
+    assert looks(3) == [True, True, False]
+    now[0] += 1.1
+    assert looks(2) == [True, False]
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert looks(2) == [True, True], "what is wrong is said by whoever looks"
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:

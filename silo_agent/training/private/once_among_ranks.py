@@ -11,6 +11,7 @@ that run one program on one data folder pass it whatever is in the data.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,15 +70,18 @@ def share_of(examples: EncodedExamples, indices: Sequence[int], ranks: Ranks) ->
 
 
 def require_each_once(what: str, wanted: Sequence[int], done: Sequence[int], ranks: Ranks) -> None:
-    """Raise StateError unless all that ranks have `done` is what is `wanted`, each as often as it is there: an example
-    that two ranks add counts for twice what it may."""
+    """Raise StateError, naming the ranks, unless all that ranks have `done` is what is `wanted`, each as often as it is
+    there: an example that two ranks add counts for twice what it may. Which one it is is not told."""
     if ranks.world == 1:
         return
     places = np.sort(np.asarray(wanted, dtype=np.int64))
-    counts = torch.from_numpy(_counts(places, np.asarray(done, dtype=np.int64)).astype(np.int32))
-    ranks.sum_on_host(counts)
-    if not np.array_equal(counts.numpy(), _counts(places, places)):
-        raise StateError(f"the {what} of some examples are not those of one rank each: {_ONE_PROGRAM}")
+    table = _table(_counts(places, np.asarray(done, dtype=np.int64)), ranks)
+    wrong = np.flatnonzero(table.sum(axis=0) != _counts(places, places))
+    if len(wrong):
+        raise StateError(
+            f"{what} of one example were added by ranks {_named(table[:, wrong[0]])}, and one rank alone has to add "
+            f"them, once: {_ONE_PROGRAM}"
+        )
 
 
 def part_of_noise(blocks: int, ranks: Ranks) -> range:
@@ -87,13 +91,12 @@ def part_of_noise(blocks: int, ranks: Ranks) -> range:
 
 def require_noise_once(added: NDArray[np.uint8], ranks: Ranks) -> None:
     """Raise StateError, naming a block, unless each has noise of one rank, once. `added` is how often by this one."""
-    table = np.stack([each.numpy() for each in ranks.gathered(torch.from_numpy(added))]).astype(np.int64)
+    table = _table(added, ranks)
     wrong = np.flatnonzero(table.sum(axis=0) != 1)
     if len(wrong):
-        by = [str(rank) for rank in np.flatnonzero(table[:, wrong[0]])]
         raise StateError(
-            f"noise of block {wrong[0]} of {len(added)} was added by ranks {', '.join(by) or 'none'}, and by one rank "
-            f"alone it has to be: {_ONE_PROGRAM}"
+            f"noise of block {wrong[0]} of {len(added)} was added by ranks {_named(table[:, wrong[0]])}, and one rank "
+            f"alone has to add it, once: {_ONE_PROGRAM}"
         )
 
 
@@ -103,6 +106,15 @@ def _counts(places: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.in
     counts = np.bincount(np.searchsorted(places, done[known]), minlength=len(places) + 1)
     counts[-1] += np.count_nonzero(~known)
     return counts
+
+
+def _table(own: NDArray[Any], ranks: Ranks) -> NDArray[np.int64]:
+    """`own` of every rank, a row each."""
+    return np.stack([each.numpy() for each in ranks.gathered(torch.from_numpy(own))]).astype(np.int64)
+
+
+def _named(column: NDArray[np.int64]) -> str:
+    return ", ".join(str(rank) for rank in np.flatnonzero(column)) or "none"
 
 
 def _bytes(secret: bytes) -> torch.Tensor:

@@ -40,7 +40,7 @@ _REMEDIES: Final = (
     ("AccessDenied", "the credentials may not do this: let them put, get, list and delete below the prefix"),
     ("403 Forbidden", "the credentials may not do this: let them put, get, list and delete below the prefix"),
     ("401 Unauthorized", "it does not know the credentials: give those of [storage] blobs anew"),
-    ("certificate", "its certificate is not trusted here: name its root by root=/PATH.pem in [storage] blobs"),
+    ("InvalidCertificate", "its certificate is not trusted here: name its root by root=/PATH.pem in [storage] blobs"),
 )
 _ELSE: Final = "check that the server runs and is reached, and [storage] blobs; rounds go on then"
 

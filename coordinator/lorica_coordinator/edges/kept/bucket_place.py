@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from cryptography import x509
+
 from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, StorageError
 
@@ -112,16 +114,21 @@ class BucketPlace:
         return _of_file(Path(self.credentials_file))
 
     def root_certificates(self) -> bytes | None:
-        """PEM; None where the system's are meant. Raises StorageError naming the file."""
+        """PEM; None where the system's are meant. Raises ConfigurationError or StorageError naming the file."""
         if not self.root:
             return None
         try:
-            return Path(self.root).read_bytes()
+            content = Path(self.root).read_bytes()
         except OSError as error:
             raise StorageError(
                 f"{self.root} cannot be read: {error.strerror or error}; {_KEY} names it as root of the server's "
                 "certificate"
             ) from error
+        try:
+            x509.load_pem_x509_certificates(content)
+        except ValueError as error:
+            raise ConfigurationError(f"{self.root} holds no certificates (PEM): {_KEY} names it as root") from error
+        return content
 
 
 def _query(url: SplitResult, where: str) -> dict[str, str]:
