@@ -4,6 +4,7 @@ not undone.
 A real pg_dump and pg_restore, and the commands as an operator types them.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -140,6 +141,11 @@ def bring_back(lost: Federation) -> None:
     lost.put_back(home / "old.dump")
 
 
+def checks_of(federation: Federation) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(federation.command("check", "--json").out)
+    return found
+
+
 @pytest.fixture
 def copy(lost: Federation) -> Path:
     return lost.folder.root.parent / "copy"
@@ -149,6 +155,8 @@ def test_an_older_dump_is_refused_until_it_is_settled_with_the_newer_log(put_bac
     before = read_log(copy).entries
     refused = put_back.command("invite", C)
     refused.is_refusal(IntegrityError, "has no entry", "put back to an earlier instant", "`coordinator settle`")
+    (checked,) = [one for one in checks_of(put_back) if one["name"] == "state database"]
+    assert "has no entry" in checked["detail"], checked
     put_back.command("settle").is_refusal(ConfigurationError, "--without-log where it is lost")
     done = put_back.command("settle", "--log", copy, "--ledger", copy / "ledger")
     assert done.code == 0, done.err

@@ -12,7 +12,7 @@ import structlog
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
-from lorica_coordinator.edges.sums.kept_releases import FolderReleases
+from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.errors import IntegrityError
@@ -31,10 +31,16 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
         return
     go_on_from_folder(log, kept, audit, releases)
-    for rows in (log.rows, kept.rows):
-        rows.check_newest(_REMEDY)
+    check_newest(log, kept)
     require_every_release(log, releases)
     releases.check_root()
+
+
+def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
+    """Raises IntegrityError where rows are behind what the folder saw of them, or others; of files nothing is known."""
+    if isinstance(log, LogRows) and isinstance(kept, ReleaseRows):
+        for rows in (log.rows, kept.rows):
+            rows.check_newest(_REMEDY)
 
 
 def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases: ReleaseLedger) -> None:
