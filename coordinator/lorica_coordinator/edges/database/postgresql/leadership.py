@@ -199,6 +199,9 @@ class Leadership:
         if self._thread is not None:
             self._thread.join(self._session_s)  # one that hangs in a dead session has no lock by then
         self.leads = False
+        if self._session is not None:
+            with suppress(SQLAlchemyError):  # the server frees it else, some time after the session has ended
+                self._session.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK})
         self._let_go()
 
     def _mine(self) -> Select[tuple[int]]:
