@@ -26,7 +26,7 @@ COPY coordinator coordinator
 RUN sed -i -E '/^(silo-agent|lorica) = "/d; /^\[tool.setuptools.data-files\]/,/^$/d' pyproject.toml \
     && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/lorica \
-    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[coordinator]' \
+    && pip --python /opt/lorica/bin/python install --quiet --no-index --find-links /wheels -c ops/constraints.txt 'lorica[coordinator,postgresql]' \
     && pip --python /opt/lorica/bin/python check
 
 FROM build AS build-silo-agent

@@ -110,7 +110,7 @@ paper-round: $(INSTALLED) ## One short round of the paper's protocol on a random
 .PHONY: soak
 soak: OUT = soak-out
 soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan, compare with an undisturbed one; SEED= ROUNDS=30 (500 take hours) SILOS=5 OUT=DIR, SECURE=1 masked, PRIVATE=1
-	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/integration/test_killed_commands.py
+	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/integration/test_killed_commands.py tests/integration/test_killed_ranks.py
 	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS)) \
 		$(if $(filter-out 0,$(SECURE)),--secure) $(if $(filter-out 0,$(PRIVATE)),--private)
 
@@ -174,7 +174,7 @@ $(AUDIT)/bin/helm: $(AUDIT)/.installed
 .PHONY: deployment-tools
 deployment-tools: $(AUDIT)/bin/helm ## What looks at ops/compose and ops/helm; the tests of those skip without
 
-# So have the servers that `lorica track` writes to in tests: MLflow brings a hundred packages.
+# So have the servers that tests write to: MLflow brings a hundred packages, an S3 server two dozen.
 TRACKING := $(VENV)-tracking
 $(TRACKING)/.installed: ops/tracking-tools.txt
 	@$(PYTHON) -m venv $(TRACKING)
@@ -182,7 +182,7 @@ $(TRACKING)/.installed: ops/tracking-tools.txt
 	@touch $@
 
 .PHONY: tracking-tools
-tracking-tools: $(TRACKING)/.installed ## MLflow and TensorBoard, which tests of `lorica track` write to and read; those skip without
+tracking-tools: $(TRACKING)/.installed ## MLflow, TensorBoard and an S3 server, which tests write to and read; those skip without
 
 .PHONY: sbom
 sbom: OUT = sbom.json

@@ -66,7 +66,7 @@ async def service_of(
     """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
     store = coordinator.open_store()
     try:
-        spools = Spools(coordinator.settings.state_folder / "spools")
+        spools = coordinator.spools
         service = Federation(
             federation=coordinator.federation,
             store=AuditedStore(store, audit),
@@ -75,6 +75,7 @@ async def service_of(
                 coordinator.settings.state_folder,
                 spools=spools,
                 make_aggregator=partial(_aggregator, coordinator, audit),
+                kept=coordinator.kept,
             ),
             spools=spools,
             keys=coordinator.keys,
@@ -156,7 +157,14 @@ def on_this_host(coordinator: Coordinator) -> OnThisHost:
 def _collect(coordinator: Coordinator, scratch: ExportScratch, present: PresentPlan, dry_run: bool) -> list[Garbage]:
     store = coordinator.open_store()
     try:
-        collector = Collector(coordinator.settings.state_folder, coordinator.settings.retention, store, scratch)
+        collector = Collector(
+            coordinator.settings.state_folder,
+            coordinator.settings.retention,
+            store,
+            scratch,
+            spool_keys=coordinator.spool_keys,
+            kept=coordinator.kept,
+        )
         return collector.collect(present, time.time(), dry_run=dry_run)
     finally:
         store.close()

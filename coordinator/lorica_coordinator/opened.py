@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
+from lorica_security.daemon.heartbeat import tell_systemd
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
+    from lorica_coordinator.edges.models.spool import Spools
+    from lorica_coordinator.edges.models.spool_keys import SpoolKeys
     from lorica_coordinator.edges.operator_host.operator_client import OperatorAccess
     from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
     from lorica_coordinator.plans.plan_shelf import PlanShelf
@@ -46,12 +50,13 @@ def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """A coordinator's folder with its settings and keys loaded. `leadership`: of a process that may write a state in
-    PostgreSQL."""
+    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder."""
 
     folder: CoordinatorFolder
     settings: Settings
     keys: KeyStore
     leadership: "Leadership | None" = None
+    kept: KeptFiles = FOLDER_ALONE
 
     @classmethod
     def load(cls, folder: CoordinatorFolder) -> "Coordinator":
@@ -67,6 +72,10 @@ class Coordinator:
             from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 
             DatabasePlace.parse(settings.storage.database, folder.settings)
+        if settings.storage.blobs:
+            from lorica_coordinator.edges.kept.opening import bucket_place
+
+            bucket_place(settings, folder.settings)
         return cls(folder, settings, keys)
 
     @property
@@ -77,19 +86,41 @@ class Coordinator:
     def shelf(self) -> "PlanShelf":
         from lorica_coordinator.plans.plan_shelf import PlanShelf
 
-        return PlanShelf(self.settings.state_folder)
+        return PlanShelf(self.settings.state_folder, self.kept)
 
     def models(self, bundle: "PlanBundle") -> "ModelStore":
         """The models of one plan."""
         from lorica_coordinator.edges.sums.plan_parts import model_store
 
-        return model_store(self.settings.state_folder, bundle)
+        return model_store(self.settings.state_folder, bundle, self.kept)
 
     def base(self, bundle: "PlanBundle") -> "ModelStore | None":
         """The model that the plan's adapters are for, where it has adapters."""
         from lorica_coordinator.edges.sums.plan_parts import base_store
 
-        return base_store(self.settings.state_folder, bundle)
+        return base_store(self.settings.state_folder, bundle, self.kept)
+
+    @property
+    def spool_keys(self) -> "SpoolKeys":
+        """Where the keys of updates on their way in lie: beside these, unless these are kept elsewhere as well."""
+        from lorica_coordinator.edges.models.spool import SPOOLS
+        from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+
+        state = self.settings.state_folder
+        if not self.settings.storage.blobs:
+            return SpoolKeys(state / SPOOLS)
+        from lorica_coordinator.edges.database.open_store import key_folder
+
+        term = 0 if self.leadership is None else self.leadership.term
+        own = not self.settings.storage.attempt_keys
+        return SpoolKeys(state / SPOOLS, key_folder(self.settings) / SPOOLS, term, own)
+
+    @property
+    def spools(self) -> "Spools":
+        """All updates on their way in."""
+        from lorica_coordinator.edges.models.spool import SPOOLS, Spools
+
+        return Spools(self.settings.state_folder / SPOOLS, keys=self.spool_keys, kept=self.kept)
 
     @property
     def releases(self) -> "ReleaseLedger":
@@ -184,14 +215,18 @@ class Coordinator:
             ).signed(self.keys.identity),
         )
 
-    def open_store(self) -> "SqlRoundStore":
-        from lorica_coordinator.edges.database.open_store import open_store
-
+    def make_state_folder(self) -> None:
+        """Where it is missing; raises StorageError."""
         state = self.settings.state_folder
         try:
             state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{state} cannot be created: {error.strerror}") from error
+
+    def open_store(self) -> "SqlRoundStore":
+        from lorica_coordinator.edges.database.open_store import open_store
+
+        self.make_state_folder()
         return open_store(self.settings, self.folder.settings, self.federation, self.leadership)
 
 
@@ -209,7 +244,8 @@ def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = No
         return
     present, leadership = _elected(coordinator, waiting)
     try:
-        yield replace(present, leadership=leadership)
+        with _kept(present, leadership) as kept:
+            yield replace(present, leadership=leadership, kept=kept)
     finally:
         leadership.release()
 
@@ -244,6 +280,37 @@ def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "t
             return present, leadership
         leadership.release()  # of another database, or as another coordinator
         coordinator = present
+
+
+@contextmanager
+def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFiles]:
+    """Where the leader keeps files beside the folder; before the block, both come to hold the same."""
+    if not coordinator.settings.storage.blobs:
+        yield FOLDER_ALONE
+        return
+    from lorica_coordinator.edges.database.postgresql.leadership import BEAT_S
+    from lorica_coordinator.edges.kept.kept_in_bucket import Leader
+    from lorica_coordinator.edges.kept.opening import kept_in_bucket
+
+    def hold() -> None:
+        tell_systemd("WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000")
+        leadership.hold()
+
+    coordinator.make_state_folder()
+    leader = Leader(
+        federation=coordinator.federation,
+        term=leadership.term,
+        public_key=coordinator.keys.identity.public_key(),
+        sign=coordinator.keys.sign,
+    )
+    keys = replace(coordinator, leadership=leadership).spool_keys
+
+    def has_key(update: Path, name: str) -> bool:
+        path = keys.path(update, name)
+        return path is not None and path.is_file()
+
+    with kept_in_bucket(coordinator.settings, coordinator.folder.settings, leader, has_key, hold, BEAT_S) as kept:
+        yield kept
 
 
 def disks(coordinator: Coordinator) -> set[Path]:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lorica_security.console.strict_toml import NameText, Section, parse_toml
 from lorica_security.daemon.listen_address import AddressOrNone, AddressText, address
@@ -92,14 +92,16 @@ class AggregationSettings(Section):
 class StorageSection(Section):
     database: str = ""  # empty: SQLite in the state folder
     """An address with, it may be, a password: no error shows it (edges/database/postgresql/place.py reads it)."""
+    blobs: str = ""  # empty: in the state folder alone
+    """The bucket that models and updates are kept in beside the folder (edges/kept/bucket_place.py reads it)."""
 
     attempt_keys: str = ""  # empty: in the state folder
 
-    @field_validator("database", mode="before")
+    @field_validator("database", "blobs", mode="before")
     @classmethod
-    def _text(cls, value: object) -> object:
+    def _text(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str):
-            raise ValueError("[storage] database is no text: put it in quotes")
+            raise ValueError(f"[storage] {info.field_name} is no text: put it in quotes")
         return value
 
     @model_validator(mode="after")
@@ -183,6 +185,7 @@ def settings_text(
     status_port: int = STATUS_PORT,
     status_token_file: str = "",
     this_machine_alone: bool = False,
+    database: str = "",
 ) -> str:
     """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out.
 
@@ -202,6 +205,7 @@ def settings_text(
             f'status = "{status_host}:{status_port}"' if status_port else 'status = ""',
         ),
         ('status_token_file = ""', f"status_token_file = {json.dumps(status_token_file)}"),
+        ('database = ""', f"database = {json.dumps(database)}"),
     ):
         text = text.replace(default, chosen, 1)
     Settings.parse(text, SETTINGS_FILE)

@@ -189,10 +189,17 @@ def experiment(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Every N-th run alone, from the I-th on; shards share --out.")
     ] = "1/1",
+    dask: Annotated[
+        str, typer.Option(metavar="tls://HOST:PORT", help="Scheduler of a Dask cluster, whose workers do the runs.")
+    ] = "",
+    dask_tls: Annotated[
+        Path, typer.Option(metavar="DIR", help="Its ca.pem, and this client's cert.pem and key.pem.")
+    ] = Path("dask-tls"),
     report: Annotated[bool, typer.Option("--report", help="Run nothing; write the report of what is done.")] = False,
 ) -> None:
     """Run every set-up, seed and point of a study's grid through the simulated federation, and append each to
     results.jsonl."""
+    from lorica.experiments.dask_cluster import DaskCluster
     from lorica.experiments.definition import Study
     from lorica.experiments.reports.report import write_report
     from lorica.experiments.results_file import one_shard_at_a_time
@@ -205,9 +212,18 @@ def experiment(
         with one_shard_at_a_time(out) if (out / "common").exists() else nullcontext():  # beside shards
             print(write_report(study, out))
         return
-    of_data = file.parent if data is None else data
-    console = terminal()
-    print(run_study(study, out, data=of_data, device=device, threads=threads, jobs=jobs, shard=part, console=console))
+    page = run_study(
+        study,
+        out.absolute() if dask else out,
+        data=(file.parent if data is None else data).absolute(),
+        device=device,
+        threads=threads,
+        jobs=jobs,
+        shard=part,
+        console=terminal(),
+        cluster=DaskCluster(dask, dask_tls) if dask else None,
+    )
+    print(page)
 
 
 @app.command(name="privacy-utility")

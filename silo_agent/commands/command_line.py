@@ -154,6 +154,7 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
         silo=credentials.silo,
         record=record_of(folder, credentials),
         processes=settings.training.processes,
+        rank_interface=settings.training.rank_interface,
     )
 
 

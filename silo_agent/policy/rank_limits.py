@@ -1,19 +1,31 @@
 """What a silo that trains in several processes cannot do yet: plans that ask for it are refused, by name."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from lorica_security.errors import PolicyRefusal
 from lorica_security.identifiers import SiloName
 from silo_wire.plans.plan import Plan
 
+LOOPBACK: Final = "lo"
 
-def rank_refusals(silo: SiloName, plan: Plan, processes: int) -> Iterator[PolicyRefusal]:
-    """Of `plan` at `silo`, whose [training] processes is `processes`; nothing where that is 0."""
+
+def rank_refusals(
+    silo: SiloName, plan: Plan, processes: int, rank_interface: str = LOOPBACK
+) -> Iterator[PolicyRefusal]:
+    """Of `plan` at `silo`, whose [training] processes is `processes`, on `rank_interface`; nothing where that is 0."""
     if not processes:
         return
+    if plan.privacy.level == "record" and rank_interface != LOOPBACK:
+        yield PolicyRefusal(
+            "processes",
+            f'plan {plan.name} has [privacy] level = "record", and ranks on [training] rank_interface = '
+            f'"{rank_interface}" of this silo would tell each other sums of gradients before they have noise, over a '
+            "network and without TLS: leave rank_interface out, with all ranks on one machine, or set processes to 0",
+        )
     for asks, wanted in (
-        (f'[privacy] level = "{plan.privacy.level}"', plan.privacy.level != "none"),
-        (f"[adapters] of rank {plan.adapters.rank}", bool(plan.adapters.rank)),
+        ('[privacy] level = "silo"', plan.privacy.level == "silo"),
+        ('[privacy] noise = "joint"', plan.joint),
         (f'[training] drift_correction = "{plan.training.drift_correction}"', plan.corrects_drift),
         (
             f'[semi_supervised] teacher = "{plan.semi_supervised.teacher}", this silo being without labels',

@@ -15,7 +15,7 @@ from lorica_security.privacy.accounting import Budget
 from silo_agent.policy.mask_rules import mask_refusals
 from silo_agent.policy.plan_limits import above, database_refusals, evaluation_refusals, task_refusals, tensor_refusals
 from silo_agent.policy.privacy_rules import budget_of, privacy_refusals
-from silo_agent.policy.rank_limits import rank_refusals
+from silo_agent.policy.rank_limits import LOOPBACK, rank_refusals
 from silo_agent.policy.record import Lineage, Record, beginnings
 from silo_agent.policy.rules import PolicyRules
 from silo_wire.canonical import Digest
@@ -32,12 +32,14 @@ MADE_AGAIN = "size:"
 
 @dataclass(frozen=True, slots=True)
 class SiloPolicy:
-    """The rules as they bind one silo. `record` is asked anew each time; `processes` are those that it trains in."""
+    """The rules as they bind one silo. `record` is asked anew each time; `processes` are those that it trains in, which
+    meet on `rank_interface`."""
 
     rules: PolicyRules
     silo: SiloName
     record: Callable[[], Record] = Record
     processes: int = 0
+    rank_interface: str = LOOPBACK
 
     def check_plan(self, bundle: PlanBundle) -> None:
         """Raises PolicyRefusal unless every rule allows this plan."""
@@ -77,7 +79,7 @@ class SiloPolicy:
         yield from evaluation_refusals(rules, plan)
         yield from database_refusals(rules, self.silo, plan)
         yield from privacy_refusals(rules, self.silo, plan)
-        yield from rank_refusals(self.silo, plan, self.processes)
+        yield from rank_refusals(self.silo, plan, self.processes, self.rank_interface)
         yield from self._approval(bundle)
         for _, refusal in self.kin(bundle):
             yield refusal

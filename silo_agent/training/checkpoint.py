@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import torch
 import transformers
 from blake3 import blake3
@@ -202,10 +203,14 @@ def training_identity(
 
 
 def examples_digest(examples: EncodedExamples) -> Digest:
+    """Of all that a training takes from them: of private ones also who has which, and further views."""
     hasher = blake3()
-    for ids in chain(examples.inputs, examples.targets):
+    for ids in chain(examples.inputs, examples.targets, *examples.other_inputs):
         hasher.update(len(ids).to_bytes(8, "little"))
         hasher.update(ids.astype("<i4", copy=False).tobytes())
+    for unit in examples.units or ():
+        hasher.update(len(unit).to_bytes(8, "little"))
+        hasher.update(np.asarray(unit, dtype="<i8").tobytes())
     return Digest(hasher.hexdigest())
 
 

@@ -219,8 +219,8 @@ class SiloTrainer:
                     objective=objective,
                     ranks=self._ranks,
                 )
-                self._ranks.require_same("the model after training", parameters)
             summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
+        self._ranks.require_same("the model after training", parameters)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         layout = self._model.bundle.update_layout
         part = part_of(layout, model, self._model.item_bytes(model), self._ranks)
@@ -297,6 +297,8 @@ class SiloTrainer:
             words=RandomWords(secrets.token_bytes(KEY_BYTES)),
             on_progress=lambda fraction: on_progress(fraction, math.nan),
             should_stop=should_stop,
+            ranks=self._ranks,
+            own_entropy=self._own_entropy,
         )
         return self._plan.privacy.summary(weight)
 

@@ -2,6 +2,7 @@
 settings and the monitoring."""
 
 import re
+import shlex
 import subprocess
 import tomllib
 from itertools import combinations
@@ -14,6 +15,7 @@ import yaml
 
 from lorica.cli import app as lorica_app
 from lorica_coordinator.cli import main as coordinator
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.settings import METRICS_PORT
 from lorica_coordinator.settings import Settings as CoordinatorSettings
 from lorica_security.daemon.listen_address import address as parsed_address
@@ -31,6 +33,10 @@ SILOS = ("hospital", "bank", "insurer")
 MADE_BY_PEOPLE = ("./data/", "./secrets/")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 PAGE = (ROOT / "ops" / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+STANDBY: dict[str, Any] = yaml.safe_load((FOLDER / "standby.yml").read_text(encoding="utf-8"))
+INIT = r"coordinator init /var/lib/lorica/federation (.+)"
 
 
 def networks(service: str) -> set[str]:
@@ -51,7 +57,7 @@ def mounts(service: str) -> list[tuple[str, str, bool]]:
 
 def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
     check = [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*check, FILE], capture_output=True, text=True, check=False)
+    done = subprocess.run([*check, FILE, FOLDER / "standby.yml"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     wrong = tmp_path / "compose.yml"
     wrong.write_text(FILE.read_text().replace("cap_drop: [ALL]", "cap_drops: [ALL]"))
@@ -115,7 +121,7 @@ def test_a_browser_reaches_the_status_page_that_init_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (words,) = re.findall(r"coordinator init /var/lib/lorica/federation (.+)", PAGE)
+    words, _ = re.findall(INIT, PAGE)
     done = run_command(coordinator, "init", tmp_path / "federation", *words.split(), "--no-plan")
     assert done.code == 0, done.err
     listen = CoordinatorSettings.read(tmp_path / "federation" / "federation.toml").listen
@@ -199,3 +205,68 @@ def test_each_image_of_ours_has_the_program_that_it_starts() -> None:
         (taken_away,) = re.findall(r"/\^\((.+)\) = \"/d", stages[f"build-{target}"]) or [""]
         assert program == {"coordinator": "coordinator", "demo-data": "lorica"}.get(name, "silo-agent")
         assert program in scripts - set(taken_away.split("|"))
+
+
+def test_the_standby_is_a_second_coordinator_as_confined_as_the_first() -> None:
+    first, second, database = (
+        SERVICES["coordinator"],
+        *(STANDBY["services"][n] for n in ("coordinator-2", "database")),
+    )
+    assert STANDBY["x-hardened"] == COMPOSE["x-hardened"]
+    for said in (second, database):
+        assert STANDBY["x-hardened"].items() <= said.items()
+        assert not {"privileged", "pid", "ipc", "userns_mode", "devices", "cap_add", "env_file"} & said.keys()
+    assert (second["image"], second["build"], second["environment"]) == (
+        first["image"], first["build"], first["environment"]
+    )  # fmt: skip
+    added = STANDBY["services"]["coordinator"]
+    assert set(second["secrets"]) == {*first["secrets"], *added["secrets"]}
+    assert set(second["volumes"]) == {*first["volumes"], *added["volumes"]}
+    assert second["networks"].keys() == first["networks"].keys()
+    for silo in SILOS:
+        assert second["networks"][silo] == {"aliases": ["coordinator"]}  # what invitations name
+    assert database["network_mode"] == "none"
+    assert database["command"] == ["postgres", "-c", "listen_addresses="]
+    assert all(port.startswith("127.0.0.1:") for port in second["ports"])
+    assert not set(second["ports"]) & {port for said in SERVICES.values() for port in said.get("ports", ())}
+    assert STANDBY["volumes"].keys().isdisjoint(COMPOSE["volumes"])
+
+
+def test_the_standby_listens_and_reads_where_init_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _, words = re.findall(INIT, PAGE)
+    done = run_command(coordinator, "init", tmp_path / "federation", *shlex.split(words), "--no-plan")
+    assert done.code == 0, done.err
+    settings = CoordinatorSettings.read(tmp_path / "federation" / "federation.toml")
+    metrics, page = parsed_address(settings.listen.metrics), parsed_address(settings.listen.status)
+    services, taken = STANDBY["services"], set()
+    for name, networks_of in (("coordinator", SERVICES["coordinator"]), ("coordinator-2", services["coordinator-2"])):
+        own = dict(one.split(":") for one in services[name]["extra_hosts"])
+        wanted = {metrics.host: "watch", page.host: "page"}
+        assert own == {host: networks_of["networks"][at]["ipv4_address"] for host, at in wanted.items()}
+        taken |= set(own.values())
+        assert any(port.endswith(f":{page.port}") for port in [*networks_of["ports"]])
+    assert len(taken) == 4
+    place = DatabasePlace.parse(settings.storage.database, tmp_path / "federation" / "federation.toml")
+    assert f"database-socket:{place.host}:ro" in services["coordinator-2"]["volumes"]
+    passfile = Path(place.parameters["passfile"])
+    assert (str(passfile.parent), passfile.name in services["coordinator"]["secrets"]) == ("/run/secrets", True)
+    database = services["database"]["environment"]
+    assert (database["POSTGRES_USER"], database["POSTGRES_DB"]) == (place.url.username, place.url.database)
+    for secret in STANDBY["secrets"]:
+        assert f"secrets/{secret}" in PAGE
+
+
+def test_prometheus_asks_both_coordinators_by_names_that_their_metrics_answer_to() -> None:
+    _, words = re.findall(INIT, PAGE)
+    base, ours = (yaml.safe_load((FOLDER / f"prometheus{of}.yml").read_text()) for of in ("", "-standby"))
+    (own,) = (job for job in ours["scrape_configs"] if job["job_name"] == "lorica-coordinator")
+    (targets,) = (one["targets"] for one in own["static_configs"])
+    assert targets == [f"{name}:{METRICS_PORT}" for name in ("coordinator", "coordinator-2")]
+    hosts = re.findall(r"--host (\S+)", words)
+    assert {target.partition(":")[0] for target in targets} <= set(hosts)
+    assert hosts[0] == "coordinator"
+    assert [job for job in ours["scrape_configs"] if job != own] == base["scrape_configs"][1:]
+    assert {**ours, "scrape_configs": 0} == {**base, "scrape_configs": 0}
+    (mounted,) = STANDBY["services"]["prometheus"]["volumes"]
+    assert mounted.split(":")[1] in {target for _, target, _ in mounts("prometheus")}

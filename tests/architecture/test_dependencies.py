@@ -54,9 +54,9 @@ def imported(folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("side", SIDES)
 def test_a_side_imports_nothing_that_its_extra_does_not_install(side: str) -> None:
     installed = named(PROJECT["dependencies"]) | extra(side) | PARTS
-    optional = extra("token")
+    optional = extra("token") | extra("postgresql")
     if side != "coordinator":
-        optional |= extra("import") | extra("serving") | extra("text") | extra("tracking")
+        optional |= extra("cluster") | extra("import") | extra("serving") | extra("text") | extra("tracking")
     assert [(name, where) for name, where in imported((*BOTH, *SIDES[side])) if name not in installed | optional] == []
 
 

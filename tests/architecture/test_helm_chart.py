@@ -27,7 +27,7 @@ from tests.support.deployment_tools import tool
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "ops" / "helm" / "lorica"
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-EXAMPLES = ("coordinator", "silo")
+EXAMPLES = ("coordinator", "coordinators", "silo")
 KUBERNETES = ("1.29", "1.37")
 each_example = pytest.mark.parametrize("example", EXAMPLES)
 
@@ -95,12 +95,17 @@ PROXY = ("silo.proxy.host=proxy.example.org", 'silo.proxy.noProxy=["example.net"
 PROXY_CREDENTIALS = "silo.proxy.credentials.existingSecret=lorica-proxy"
 
 
+def side(example: str) -> str:
+    return "silo" if example == "silo" else "coordinator"
+
+
 def placed(example: str) -> tuple[str, ...]:
+    own = side(example)
     return (
-        f"{example}.affinity={json.dumps(AFFINITY)}",
-        f"{example}.extraEnv={json.dumps(ENVIRONMENT)}",
-        f"{example}.runtimeClassName=nvidia",
-        f"{example}.disruptionBudget.enabled=true",
+        f"{own}.affinity={json.dumps(AFFINITY)}",
+        f"{own}.extraEnv={json.dumps(ENVIRONMENT)}",
+        f"{own}.runtimeClassName=nvidia",
+        f"{own}.disruptionBudget.enabled=true",
     )
 
 
@@ -186,8 +191,10 @@ def pod_with(example: str, *settings: str) -> dict[str, Any]:
 
 @each_example
 def test_a_site_says_where_pods_run_and_what_is_in_their_environment(example: str) -> None:
-    before, spec = pod(example), pod_with(example, *placed(example))
-    assert not {"affinity", "runtimeClassName"} & before.keys()
+    plain = f"{side(example)}.extraEnv=[]"
+    before, spec = pod_with(example, plain), pod_with(example, *placed(example))
+    assert "runtimeClassName" not in before
+    assert ("affinity" in before) is (example == "coordinators")  # on two nodes, where nobody says more
     assert (spec["affinity"], spec["runtimeClassName"]) == (AFFINITY, "nvidia")
     first, *_ = spec["initContainers"]
     for container, as_before in (
@@ -276,8 +283,9 @@ def test_a_silos_metrics_have_its_name_as_dashboards_ask_for_it(name: str, label
 def test_secrets_are_named_and_never_given(example: str) -> None:
     assert of_kind(example, "Secret") == []
     for container in containers(example):
-        assert all("value" in one for one in container["env"])
-        passphrase = {one["name"]: one["value"] for one in container["env"]}["LORICA_KEY_PASSPHRASE_FILE"]
+        told = {one["name"]: one.get("value") for one in container["env"]}
+        assert all("secretKeyRef" in one["valueFrom"] for one in container["env"] if "value" not in one)
+        passphrase = str(told["LORICA_KEY_PASSPHRASE_FILE"])
         mounted = {one["mountPath"]: one.get("readOnly") for one in container["volumeMounts"]}
         assert mounted[str(Path(passphrase).parent)] is True
     modes = {one["name"]: one["secret"]["defaultMode"] for one in pod(example)["volumes"] if "secret" in one}
@@ -286,7 +294,7 @@ def test_secrets_are_named_and_never_given(example: str) -> None:
 
 @each_example
 def test_probes_are_the_images_own_health_check_and_the_state_is_its_volume(example: str) -> None:
-    target = "coordinator" if example == "coordinator" else "silo-agent"
+    target = "silo-agent" if example == "silo" else "coordinator"
     stage = DOCKERFILE.partition(f"AS {target}\n")[2].partition("\nFROM ")[0]
     (check,) = re.findall(r"CMD (\[\"sh\".*?\])\n", stage)
     (container,) = pod(example)["containers"]
@@ -295,7 +303,7 @@ def test_probes_are_the_images_own_health_check_and_the_state_is_its_volume(exam
     (volume,) = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
     assert {"name": "state", "mountPath": volume} in container["volumeMounts"]
     environment = dict(re.findall(r"^ENV (LORICA_\w+)=(\S+)$", stage, re.MULTILINE))
-    assert environment.items() <= {one["name"]: one["value"] for one in container["env"]}.items()
+    assert environment.items() <= {one["name"]: one.get("value") for one in container["env"]}.items()
 
 
 @each_example
@@ -350,7 +358,7 @@ def test_a_silos_settings_are_settings() -> None:
     assert settings.metrics.listen == "0.0.0.0:9465"
 
 
-@each_example
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if example != "coordinators"])
 def test_the_commands_and_their_options_exist(example: str) -> None:
     app: Any = typer.main.get_command(coordinator_app if example == "coordinator" else silo_app)
     (first,), (container,) = pod(example)["initContainers"], pod(example)["containers"]
@@ -359,3 +367,80 @@ def test_the_commands_and_their_options_exist(example: str) -> None:
     for name, words in ((command, first["command"]), (container["args"][0], container["args"])):
         known = {option for item in app.commands[name].params for option in item.opts}
         assert {word for word in words if word.startswith("--")} <= known
+
+
+FOLDER = "coordinator.folder.existingSecret=f"
+WITH_FOLDER = ("coordinator.enabled=true", FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("coordinator.replicas=2", "coordinator.federation=north", "coordinator.hosts={a}"), "replicas"),
+        (("coordinator.attemptKeys.existingClaim=k", "coordinator.federation=n", "coordinator.hosts={a}"), "attemptKeys"),
+        (("coordinator.files.existingSecret=k", "coordinator.federation=n", "coordinator.hosts={a}"), "files"),
+        ((FOLDER, "coordinator.replicas=3"), "replicas"),
+        ((FOLDER, "coordinator.federation=north"), "federation"),
+        ((FOLDER, "coordinator.hosts={a}"), "hosts"),
+    ],
+)  # fmt: skip
+def test_a_state_outside_and_a_volume_are_not_mixed(settings: tuple[str, ...], said: str) -> None:
+    words = (word for one in ("coordinator.enabled=true", *settings) for word in ("--set", one))
+    done = helm("template", "north", str(CHART), *words)
+    assert done.returncode != 0
+    assert f"/coordinator/{said}" in done.stderr
+
+
+def test_two_coordinators_have_no_volume_and_an_update_does_not_wait_for_the_one_that_stands_by() -> None:
+    made = workload("coordinators")
+    assert (made["kind"], made["spec"]["replicas"]) == ("Deployment", 2)
+    assert made["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": "100%", "maxSurge": 0}
+    assert "volumeClaimTemplates" not in made["spec"]
+    volumes = {one["name"]: one for one in pod("coordinators")["volumes"]}
+    assert "emptyDir" in volumes["state"]
+    (claim,) = (one for one in volumes.values() if "persistentVolumeClaim" in one)
+    assert claim["persistentVolumeClaim"] == {"claimName": "lorica-attempt-keys"}
+    (container,) = pod("coordinators")["containers"]
+    assert container["readinessProbe"]["tcpSocket"] == {"port": "silos"}  # who stands by does not listen there
+    (policy,) = of_kind("coordinators", "NetworkPolicy")
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 5432, 443}
+    spare = {one["name"] for one in pod_with("coordinators", "coordinator.attemptKeys.existingClaim=")["volumes"]}
+    assert spare == volumes.keys() - {claim["name"]}
+
+
+def test_the_folder_of_a_secret_comes_out_whole_private_and_once(tmp_path: Path) -> None:
+    """The script itself, with its paths moved under `tmp_path`."""
+    given, state, files, attempt_keys = (tmp_path / name for name in ("given", "lib", "files", "attempt-keys"))
+    for folder in (given, state, files, attempt_keys):
+        folder.mkdir()
+    for name, text in (("federation.toml", "federation"), ("ca.key", "1"), ("identity.key", "2")):
+        (given / name).write_text(text)
+    (given / "..data").mkdir()  # as Kubernetes lays secrets out
+    (files / "passfile").write_text("*")
+    for one in (*given.iterdir(), *files.iterdir()):
+        one.chmod(0o750 if one.is_dir() else 0o440)
+    first, *_ = pod("coordinators")["initContainers"]
+    script = first["command"][2]
+    for at, moved in (
+        ("/etc/lorica/folder", given),
+        ("/etc/lorica/files", files),
+        ("/var/lib/lorica", state),
+        ("/attempt-keys", attempt_keys),
+    ):
+        script = script.replace(at, str(moved))
+
+    def run() -> None:
+        assert subprocess.run(["sh", "-c", script], check=False).returncode == 0
+
+    run()
+    made = state / "federation"
+    assert {path.name for path in (made / "keys").iterdir()} == {"ca.key", "identity.key"}
+    written = (*made.rglob("*"), *(state / "files").iterdir(), attempt_keys / "keys")
+    assert not [path for path in written if path.stat().st_mode & 0o777 != (0o700 if path.is_dir() else 0o600)]
+    assert (made / "federation.toml").read_text() == "federation"
+    (made / "keys" / "ca.key").write_text("renewed")
+    run()
+    assert (made / "keys" / "ca.key").read_text() == "renewed"
+    (made / "federation.toml").unlink()  # a kill before it: begun anew
+    run()
+    assert (made / "keys" / "ca.key").read_text() == "1"

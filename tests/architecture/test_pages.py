@@ -25,12 +25,14 @@ LARGEST_README = 7 * 1024
 PROMISES = 5
 HOSTS = {
     "127.0.0.1",
+    "HOST",
     "aclanthology.org",
     "download.pytorch.org",
     "github.com",
     "keepachangelog.com",
     "mlflow.example.org",
     "pypi.org",
+    "s3.example.org",
     "semver.org",
     "YOUR-WIKI",
 }

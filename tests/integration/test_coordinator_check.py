@@ -249,6 +249,11 @@ def server_that_is_away(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) ->
     edit(folder.settings, 'database = ""', 'database = "postgresql+psycopg://lorica@127.0.0.1:1/state"')
 
 
+@makes(Mistake.BUCKET)
+def bucket_without_a_database_elsewhere(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
+    edit(folder.settings, 'blobs = ""', 'blobs = "s3://lorica/north?region=eu-central-1"')
+
+
 @makes(Mistake.DATABASE_DAMAGED)
 def database_that_is_none(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     for more in ("-wal", "-shm"):

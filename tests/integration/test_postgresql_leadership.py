@@ -379,16 +379,14 @@ def test_one_that_stands_by_takes_over_from_a_killed_one_alone(
     folder = tmp_path / "net"
     names = ("--silos-port", "--enrolment-port", "--metrics-port", "--status-port")
     ports = [word for name, port in zip(names, free_ports(4), strict=True) for word in (name, str(port))]
+    database = str(place.url.database)
+    url = f"postgresql+psycopg://{SUPERUSER}@/{database}?host={server.folder}"
     subprocess.run(
         [sys.executable, "-m", "lorica_coordinator.cli", "init", str(folder), "--no-plan", "--host", "localhost",
-         *ports],
+         "--database", url, *ports],
         check=True, capture_output=True,
         env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
     )  # fmt: skip
-    file = folder / "federation.toml"
-    url = f"postgresql+psycopg://{SUPERUSER}@/{place.url.database}?host={server.folder}"
-    file.write_text(file.read_text().replace('database = ""', f'database = "{url}"'))
-    database = str(place.url.database)
     first = coordinator(folder, "serve")
     until(first, "serving")
     second = coordinator(folder, "serve")

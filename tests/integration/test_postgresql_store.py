@@ -8,19 +8,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy import text
 
@@ -36,6 +29,7 @@ from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.states import Aggregating, State, Stopped
 from lorica_coordinator.service.ports import Overtaken
 from lorica_security.errors import ConfigurationError, StorageError
+from tests.support.certificates import authority_and_server
 from tests.support.masked_rounds import MaskedRounds
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION, IDLE, ONE_OF_EACH_STATE, STOPPED, T0, A, B, C
@@ -371,22 +365,6 @@ def test_a_server_that_is_too_old_is_refused(store: SqlRoundStore, monkeypatch: 
 
 
 # --- TLS
-
-
-def authority_and_server(address: str) -> tuple[bytes, tuple[bytes, bytes]]:
-    """A root certificate, and a key with the certificate that it signed for `address`; PEM."""
-    now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("root", "server")]
-
-    def signed(which: int, extension: x509.ExtensionType) -> bytes:
-        builder = x509.CertificateBuilder().issuer_name(names[0]).subject_name(names[which])
-        builder = builder.public_key(keys[which].public_key()).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
-        return builder.add_extension(extension, critical=False).sign(keys[0], SHA256()).public_bytes(Encoding.PEM)
-
-    key = keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
-    return signed(0, x509.BasicConstraints(ca=True, path_length=0)), (key, signed(1, alternative))
 
 
 def test_a_server_is_who_its_certificate_says_or_is_not_spoken_to(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from lorica_coordinator.edges.sums.plan_parts import base_store
 from lorica_security.errors import ConfigurationError, DataError
 from silo_agent.edges.ranks import frames, rank_group, rank_trainer
 from silo_agent.edges.ranks.rank_trainer import RankTrainer
-from silo_agent.service.ports import WorkCancelled
-from tests.support.rank_silo import RankSilo
+from silo_agent.service.ports import RoundModel, WorkCancelled
+from tests.support.coordinator_edges import Workplace, content_of, make_plan
+from tests.support.killed_ranks import launched
+from tests.support.rank_silo import TRAINING, RankSilo
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -114,6 +118,40 @@ def test_two_ranks_write_the_bytes_of_one_process_and_hear_loopback_alone(root: 
         assert hellos(two) == before, "the same ranks trained all three"
         pids = [hello.pid for hello in before.values()]
     wait_until_gone(pids)
+
+
+def test_ranks_of_adapters_read_their_base_and_write_the_bytes_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch)
+    plan: dict[str, Any] = {
+        **{f"training.{name}": value for name, value in TRAINING.items()},
+        "training.epochs": 1,
+        "adapters.rank": 4,
+        "adapters.layers": ["q", "v", "wo"],
+    }
+    bundle = make_plan(tmp_path / "state", overrides=plan)
+    place = Workplace.at(tmp_path / "state", bundle)
+    store = base_store(place.state, bundle)
+    assert store is not None
+    models = []
+    for name, vector in (
+        ("model", place.models.vector(place.models.initial())),
+        ("base", store.vector(store.initial())),
+    ):
+        (tmp_path / name).write_bytes(content_of(vector))
+        models.append(RoundModel(file=tmp_path / name, manifest=vector.manifest))
+    silos = [RankSilo(tmp_path / "silo", processes) for processes in (0, 2)]
+    for silo in silos:
+        silo.bundle, silo.model = bundle, models[0]
+    own = silos[0].workshop()
+    own.prepare(bundle, models[1])
+    silos[0].train(own)
+    with closing(silos[1]) as trainer:
+        trainer.prepare(bundle, models[1])
+        silos[1].train(trainer)
+    assert silos[1].update.read_bytes() == silos[0].update.read_bytes()
+    assert any(silos[0].update.read_bytes())
 
 
 def no_meeting(group: Path) -> bool:

@@ -1,13 +1,14 @@
-"""Certificates and requests that no Lorica code would make, for the tests that must see them refused."""
+"""Certificates and requests that no Lorica code would make: those that tests must see refused, and other servers'."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from lorica_security.identifiers import FederationName, Identity, Role, coordinator_dns_name
@@ -105,3 +106,21 @@ def flip(data: bytes, position: int) -> bytes:
     """`data` with one bit changed; bit 0 is the highest of the first byte."""
     number = int.from_bytes(data, "big") ^ 1 << 8 * len(data) - 1 - position
     return number.to_bytes(len(data), "big")
+
+
+def authority_and_server(address: str) -> tuple[bytes, tuple[bytes, bytes]]:
+    """A root certificate, and a key with the certificate that it signed for `address`; PEM."""
+    now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("root", "server")]
+
+    def signed(which: int, extension: x509.ExtensionType) -> bytes:
+        builder = x509.CertificateBuilder().issuer_name(names[0]).subject_name(names[which])
+        builder = builder.public_key(keys[which].public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        return (
+            builder.add_extension(extension, critical=False).sign(keys[0], hashes.SHA256()).public_bytes(Encoding.PEM)
+        )
+
+    key = keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
+    return signed(0, x509.BasicConstraints(ca=True, path_length=0)), (key, signed(1, alternative))

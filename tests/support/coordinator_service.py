@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.spool import Spools
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.edges.sums.aggregator import Aggregator
 from lorica_coordinator.edges.sums.plan_parts import model_store
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
@@ -30,6 +31,7 @@ from lorica_coordinator.rounds.states import State
 from lorica_coordinator.service.federation import Federation
 from lorica_coordinator.service.members.enrolment import Issued
 from lorica_coordinator.service.ports import PlanParts
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_security.audit.chain import Head
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.errors import WrongTime
@@ -145,17 +147,22 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, clock: AdjustableClock | None = None, store: SqlRoundStore | None = None
+    folder: Path,
+    *,
+    clock: AdjustableClock | None = None,
+    store: SqlRoundStore | None = None,
+    kept: KeptFiles = FOLDER_ALONE,
+    spool_keys: SpoolKeys | None = None,
 ) -> AsyncIterator[Running]:
     """Start the service on whatever state `folder` holds, or `store`; stopped at the end, as by a signal."""
     clock = clock or AdjustableClock()
     store = store or SqlRoundStore(folder / "state.sqlite", FEDERATION)
-    spools = Spools(folder / "spools")
+    spools = Spools(folder / "spools", keys=spool_keys, kept=kept)
     metrics = CoordinatorMetrics(CollectorRegistry())
     keys = load_keys(folder)
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
-        models = model_store(folder, bundle)
+        models = model_store(folder, bundle, kept)
         aggregator = Aggregator(
             bundle.plan.aggregation,
             models=models,
@@ -172,13 +179,14 @@ async def running(
             plan=bundle.plan.digest,
             models=models,
             spools=spools,
+            kept=kept,
         )
         return PlanParts(models=models, base=None, aggregator=aggregator, evidence=evidence)
 
     service = Federation(
         federation=FEDERATION,
         store=store,
-        shelf=PlanShelf(folder),
+        shelf=PlanShelf(folder, kept),
         open_plan=open_plan,
         spools=spools,
         keys=keys,

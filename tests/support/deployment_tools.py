@@ -1,5 +1,5 @@
 """Where tools of other environments are: those that look at ops/compose and ops/helm in that of `make deployment-tools`,
-else on the path; MLflow and TensorBoard in that of `make tracking-tools`."""
+else on the path; MLflow, TensorBoard and an S3 server in that of `make tracking-tools`."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ def tool(name: str) -> str:
 
 def tracking_tool(name: str) -> str:
     """As `tool`."""
-    found = shutil.which(name, path=f"{sys.prefix}-tracking/bin")
+    found = shutil.which(name, path=f"{sys.prefix}-tracking/bin{os.pathsep}{sys.prefix}/bin")
     if found is None:
         pytest.skip(f"{name} is not here: make tracking-tools")
     return found

@@ -4,6 +4,7 @@ another origin. What it answers to a call can be replaced by what a hostile one 
 import base64
 import hashlib
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -163,9 +164,11 @@ def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving(server: LoopbackServer) -> Iterator[None]:
+def serving(server: LoopbackServer, tls: ssl.SSLContext | None = None) -> Iterator[None]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _handler(server)) as listening:
         listening.daemon_threads = True
+        if tls is not None:
+            listening.socket = tls.wrap_socket(listening.socket, server_side=True)
         server.port = listening.server_address[1]
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()

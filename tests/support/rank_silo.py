@@ -53,13 +53,15 @@ def write_data(folder: Path) -> Path:
 
 @dataclass
 class RankSilo:
-    """Below `root`; `processes` 0 is a silo of one process. `training` is the plan's, `own` silo.toml's."""
+    """Below `root`; `processes` 0 is a silo of one process. `training` and further `sections` are the plan's, `own` is
+    silo.toml's."""
 
     root: Path
     processes: int = 0
     training: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     notices: list[tuple[str, str]] = field(default_factory=list)
+    sections: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         data = self.root / "data"
@@ -70,10 +72,16 @@ class RankSilo:
             }
         )
         model = random_model(d_ff=WIDE)
-        self.bundle = bundle_of(model, training={**TRAINING, **self.training})
+        self.bundle = bundle_of(model, training={**TRAINING, **self.training}, **self.sections)
         manifest = write_model(model, self.root / "model")
         self.model = RoundModel(file=self.root / "model", manifest=manifest)
-        self.policy = SiloPolicy(rules=self.settings.policy, silo=SILO, processes=self.processes)
+        training = self.settings.training
+        self.policy = SiloPolicy(
+            rules=self.settings.policy,
+            silo=SILO,
+            processes=training.processes,
+            rank_interface=training.rank_interface,
+        )
         self.updates = self.root / f"updates-{self.processes}"
         self.updates.mkdir(exist_ok=True)
 

@@ -376,6 +376,7 @@ def test_a_row_of_fewer_seeds_than_the_study_has_says_so(tmp_path: Path) -> None
     page = write_report(one, tmp_path).read_text()
     assert "| FedOPT | 50.0 ± 0.0 |" in page
     assert "| FedOPT + Lorar (1 of 2 seeds) | 50.0 |" in page
+    assert "3 of 4 runs, seeds 1, 2, " in page
 
 
 def test_averages_are_over_all_silos_or_not_at_all_and_executions_count_what_ran(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorica_coordinator.cli import main as coordinator
 from lorica_coordinator.edges.database.open_store import require_sqlite, server_of
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.settings import Settings
 from lorica_security.daemon.listen_address import is_loopback
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import EXIT_CODES, ConfigurationError
+from tests.support.command_line import run_command
 
 SECRET = "hunter2secret"
 VERIFIED = "sslmode=verify-full&sslrootcert=/etc/ssl/root.pem"
@@ -91,6 +93,28 @@ def test_a_password_in_a_file_that_others_can_read_is_refused(mode: int, file: P
         DatabasePlace.parse(address, file)
     assert SECRET not in str(caught.value)
     DatabasePlace.parse("postgresql+psycopg://lorica@localhost/state?passfile=/etc/lorica/pgpass", file)
+
+
+def test_a_password_in_a_command_line_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^--database has a password, .*passfile=/PATH") as caught:
+        DatabasePlace.parse(f"postgresql+psycopg://lorica:{SECRET}@localhost/state", None)
+    assert SECRET not in str(caught.value)
+    assert DatabasePlace.parse("postgresql+psycopg://lorica@localhost/state", None).host == "localhost"
+
+
+def test_init_makes_nothing_where_the_database_is_refused_and_names_it_where_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "net"
+    refused = run_command(coordinator, "init", folder, "--no-plan", "--database", "sqlite:///state.sqlite")
+    assert (refused.code, folder.exists()) == (EXIT_CODES[ConfigurationError], False)
+    assert "--database is of the kind 'sqlite'" in refused.err
+    url = "postgresql+psycopg://lorica@/lorica?host=/run/postgresql&passfile=/run/secrets/database-passfile"
+    done = run_command(coordinator, "init", folder, "--no-plan", "--host", "localhost", "--database", url)
+    assert done.code == 0, done.err
+    assert Settings.read(folder / "federation.toml").storage.database == url
+    assert not list((folder / "state").glob("*.sqlite*"))
 
 
 HOSTS = st.sampled_from(

@@ -33,6 +33,7 @@ from silo_agent.edges.ranks.launching import (
     rank_environment,
 )
 from silo_agent.edges.ranks.rank_group import (
+    News,
     RankGroup,
     _ended,
     _kill_if_same,
@@ -47,15 +48,24 @@ from silo_agent.rounds.update import TrainingStopped
 from silo_agent.service.ports import TrainedUpdate, WorkCancelled
 from silo_agent.service.refusals import RULES
 from silo_agent.settings import Settings, TrainingSection
+from silo_agent.training.checkpoint import examples_digest
 from silo_agent.training.device import DeviceSettings
 from silo_agent.training.ranks.ranks import ALONE, Alone, AnotherRankFailed, Ranks, Together
 from silo_agent.training.silo_trainer import LocalUpdate, SiloTrainer
 from silo_agent.training.update.parts import part_of
 from silo_wire.manifest import Layout, Manifest, TensorSpec
 from silo_wire.messages import TrainingSummary
-from tests.support.rank_silo import PAIRS, SILO, TRAINING, WIDE, in_ranks
+from tests.support.rank_silo import PAIRS, SILO, TRAINING, WIDE, RankSilo, in_ranks
 from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model
+from tests.unit.test_training_private_trainer import examples_of
 
+NO_SCORES = {"every": 0, "initial": False, "last": False}
+PRIVATE_TRAINING = {"max_grad_norm": 1.0, "dropout": 0.0, "epochs": 1, "gradient_accumulation": 1, "fedprox_mu": 0.0}
+PRIVATE_SECTIONS: dict[str, Any] = {
+    "evaluation": NO_SCORES,
+    "privacy": {"level": "record", "noise_multiplier": 3.0, "steps": 4},
+}
+PRIVATE: dict[str, Any] = {"training": PRIVATE_TRAINING, **PRIVATE_SECTIONS}
 ASKED_OF_BUNDLES = ("layout", "parameters_in_memory", "update_bytes", "base_layout")
 
 
@@ -248,14 +258,6 @@ def test_parts_are_the_whole_and_each_begins_with_a_chunk(
     [
         (
             {
-                "training": {"max_grad_norm": 1.0, "dropout": 0.0},
-                "evaluation": {"every": 0, "initial": False, "last": False},
-                "privacy": {"level": "record", "noise_multiplier": 3.0, "steps": 4},
-            },
-            '[privacy] level = "record"',
-        ),
-        (
-            {
                 "training": {"drift_correction": "scaffold", "optimizer": "sgd", "steps": 4, "max_grad_norm": 1.0},
                 "aggregation": {"weighting": "equal", "momentum": 0.0, "max_delta_norm": 0.0},
             },
@@ -280,11 +282,36 @@ def test_a_plan_that_ranks_cannot_train_is_refused_by_name(sections: dict[str, A
     assert not list(rank_refusals(SILO, plan, 0))
 
 
-def test_adapters_are_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("privacy", "named"),
+    [({"level": "silo"}, '[privacy] level = "silo"'), ({"level": "record", "noise": "joint"}, 'noise = "joint"')],
+)
+def test_privacy_that_ranks_do_not_keep_is_refused_by_name(privacy: dict[str, str], named: str) -> None:
+    """A joint sum is written without noise, which comes under the mask."""
     plan = bundle_of(random_model()).plan
-    adapted = plan.model_copy(update={"adapters": plan.adapters.model_copy(update={"rank": 4})})
-    assert [str(refusal) for refusal in rank_refusals(SILO, plan, 2)] == []
-    assert "[adapters] of rank 4" in str(next(iter(rank_refusals(SILO, adapted, 2))))
+    other = plan.model_copy(update={"privacy": plan.privacy.model_copy(update=privacy)})
+    (refusal,) = rank_refusals(SILO, other, 2)
+    assert named in str(refusal)
+
+
+def test_record_level_privacy_is_for_ranks_that_no_network_is_between() -> None:
+    """What they tell each other are sums without noise."""
+    plan = bundle_of(random_model(), **PRIVATE).plan
+    assert not list(rank_refusals(SILO, plan, 2))
+    assert not list(rank_refusals(SILO, bundle_of(random_model()).plan, 2, "ib0"))
+    (refusal,) = rank_refusals(SILO, plan, 2, "ib0")
+    assert refusal.rule in RULES
+    assert 'rank_interface = "ib0"' in str(refusal)
+    assert "before they have noise" in str(refusal)
+    assert not list(rank_refusals(SILO, plan, 0, "ib0"))
+
+
+def test_a_policy_knows_what_ranks_meet_on() -> None:
+    bundle = bundle_of(random_model(), **PRIVATE)
+    rules = Settings.model_validate({"policy": {"max_epsilon": 1000.0, "max_epsilon_alone": 1000.0}}).policy
+    for interface, refused in (("lo", []), ("ib0", ["processes"])):
+        policy = SiloPolicy(rules=rules, silo=SILO, processes=2, rank_interface=interface)
+        assert [refusal.rule for refusal in policy.objections(bundle)] == refused
 
 
 @pytest.mark.parametrize(
@@ -419,6 +446,7 @@ def test_a_second_process_of_one_rank_is_refused(tmp_path: Path) -> None:
         "tasks": [],
         "threads": 1,
         "timeout_s": 1.0,
+        "base": None,
     }
     frames.Start.model_validate(start).write(folder / frames.START)
     assert frames.claim(folder / "rank-0")
@@ -459,11 +487,11 @@ def test_nccl_listens_on_the_interface_of_that_name_and_not_on_those_that_begin_
 
 def test_the_policy_of_a_silo_with_ranks_refuses_before_anything_starts() -> None:
     bundle = bundle_of(random_model())
-    plan = bundle.plan.model_copy(update={"adapters": bundle.plan.adapters.model_copy(update={"rank": 4})})
-    adapted = SimpleNamespace(**{name: getattr(bundle, name) for name in ASKED_OF_BUNDLES}, plan=plan)
+    plan = bundle.plan.model_copy(update={"privacy": bundle.plan.privacy.model_copy(update={"level": "silo"})})
+    noised = SimpleNamespace(**{name: getattr(bundle, name) for name in ASKED_OF_BUNDLES}, plan=plan)
     rules = Settings().policy
-    assert not list(SiloPolicy(rules=rules, silo=SILO).objections(adapted))  # type: ignore[arg-type]
-    (refusal,) = SiloPolicy(rules=rules, silo=SILO, processes=2).objections(adapted)  # type: ignore[arg-type]
+    assert not list(SiloPolicy(rules=rules, silo=SILO).objections(noised))  # type: ignore[arg-type]
+    (refusal,) = SiloPolicy(rules=rules, silo=SILO, processes=2).objections(noised)  # type: ignore[arg-type]
     assert refusal.rule == "processes"
 
 
@@ -502,21 +530,59 @@ def test_ranks_of_another_version_are_named_with_the_remedy() -> None:
     ("other", "named"),
     [
         ({"examples": "b"}, "examples of rank 1 (b) are not those of this agent (a): have all ranks read the same"),
+        ({"entropy": "f"}, "entropy of rank 1 (f) are not those of this agent (e): have all ranks read the training.e"),
         ({"threads": 8}, "threads of rank 1 (8) are not those of rank 0 (4): set [training] threads"),
     ],
 )
 def test_ranks_that_are_not_alike_are_named_with_the_remedy(other: dict[str, Any], named: str) -> None:
-    first = frames.Ready(examples="a", device="cpu", threads=4)
-    require_alike([first, first], "a")
+    first = frames.Ready(examples="a", entropy="e", device="cpu", threads=4)
+    require_alike([first, first], "a", "e")
     with pytest.raises(ConfigurationError) as raised:
-        require_alike([first, first.model_copy(update=other)], "a")
+        require_alike([first, first.model_copy(update=other)], "a", "e")
     assert str(raised.value).startswith(named)
 
 
 def test_ranks_that_are_alike_and_read_other_data_than_their_agent_are_refused() -> None:
-    first = frames.Ready(examples="b", device="cpu", threads=4)
+    first = frames.Ready(examples="b", entropy="e", device="cpu", threads=4)
     with pytest.raises(ConfigurationError, match=r"rank 0 \(b\) are not those of this agent \(a\).* start the agent"):
-        require_alike([first, first], "a")
+        require_alike([first, first], "a", "e")
+
+
+def test_ranks_that_read_another_secret_than_their_agents_are_refused() -> None:
+    """Alike, as where a folder of another silo is mounted: with privacy they would draw noise that another knows."""
+    first = frames.Ready(examples="a", entropy="f", device="cpu", threads=4)
+    with pytest.raises(ConfigurationError, match=r"entropy of rank 0 \(f\) are not those of this agent \(e\)"):
+        require_alike([first, first], "a", "e")
+
+
+def test_a_commitment_is_to_one_secret_and_one_plan() -> None:
+    plans = [bundle_of(random_model(), seed=seed).plan.digest for seed in (1, 2)]
+    made = {frames.committed(entropy, plan) for entropy in (bytes(32), bytes(range(32))) for plan in plans}
+    assert len(made) == 4
+
+
+def test_examples_of_other_units_or_views_are_others() -> None:
+    """Private ranks that group lines otherwise would draw samples of others."""
+    examples = replace(examples_of(4), units=((0, 1), (2, 3)))
+    others = [
+        examples_of(4),
+        replace(examples, units=((0,), (1, 2, 3))),
+        replace(examples, units=((0, 1), (2,), (3,))),
+        replace(examples, other_inputs=(examples.targets,)),
+        replace(examples, other_inputs=(examples.inputs,)),
+    ]
+    assert len({examples_digest(each) for each in (examples, *others)}) == 6
+
+
+def test_ranks_do_not_train_privately_what_their_agent_would_not(tmp_path: Path) -> None:
+    """Before a rank is started for it: [policy] max_model_value is the agent's to keep."""
+    silo = RankSilo(tmp_path, 2, PRIVATE_TRAINING, sections=PRIVATE_SECTIONS)
+    silo.policy = replace(silo.policy, rules=silo.policy.rules.model_copy(update={"max_model_value": 1e-6}))
+    trainer = silo.trainer()
+    trainer._own.prepare(silo.bundle, None)
+    with pytest.raises(PolicyRefusal, match=r"allows 1e-06 under record-level privacy"):
+        silo.train(trainer)
+    assert not silo.ranks.exists()
 
 
 # ---- who is ended --------------------------------------------------------------------------------------------------
@@ -652,7 +718,26 @@ def test_a_group_whose_call_cannot_be_written_is_not_there_for_another(tmp_path:
 def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "ranks").write_bytes(b"")
     with pytest.raises(LoricaError, match="ranks"):
-        RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks")
+        RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks", "e")
+
+
+def test_the_agent_looks_for_frames_where_there_may_be_some(tmp_path: Path) -> None:
+    """Once more after each change, for one that a coarse time of change hides; and each second whatever it says."""
+    now = [0.0]
+    news = News(tmp_path, lambda: now[0])
+
+    def looks(times: int) -> list[bool]:
+        return [news.may_be_there() for _ in range(times)]
+
+    assert looks(4) == [True, True, False, False]
+    frames.put(tmp_path / "progress-1", b"0.5")
+    at = tmp_path.stat().st_mtime_ns
+    os.utime(tmp_path, ns=(at + 1, at + 1))
+    assert looks(3) == [True, True, False]
+    now[0] += 1.1
+    assert looks(2) == [True, False]
+    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert looks(2) == [True, True], "what is wrong is said by whoever looks"
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from lorica_coordinator.commands.completion import plan_names
 from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, assignments, new_plan
 from lorica_coordinator.commands.silo_commands import warn_of
 from lorica_coordinator.edges.check.told_address import leads_to_itself, loopback_alone, own_hosts
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
@@ -32,7 +33,7 @@ from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, Settings, settings_text
 from lorica_security.console.terminal import terminal
-from lorica_security.daemon.heartbeat import tell_systemd
+from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host import ballast, files, key_file
@@ -68,6 +69,10 @@ def init(
         Path | None,
         typer.Option(help="File with the token of the status page; not on loopback.", show_default=False),
     ] = None,
+    database: Annotated[
+        str,
+        typer.Option(metavar="URL", help="PostgreSQL for the state, postgresql+psycopg://...; else SQLite here."),
+    ] = "",
     authority_key: Annotated[
         str | None,
         typer.Option(metavar="URI", help="pkcs11: URI of the authority's ECDSA key in a token.", show_default=False),
@@ -100,6 +105,8 @@ def init(
             f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where "
             "nobody is asked for a token: give --status-host as well, or leave it out"
         )
+    if database:
+        DatabasePlace.parse(database, None)
     name = federation_name(federation or _name_from(folder.root.name))
     chosen = _values_of_the_plan(values or (), name, with_plan=plan)
     text = settings_text(
@@ -113,6 +120,7 @@ def init(
         status_port=status_port,
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
         this_machine_alone=all(map(leads_to_itself, host)) if host else False,
+        database=database,
     )
     of_authority = None if authority_key is None else tls_key_in_token(authority_key, folder.root)
     own = None if identity_key is None else identity_in_token(identity_key, folder.root)
@@ -123,7 +131,8 @@ def init(
     folder.begun.unlink()
     coordinator = Coordinator.load(folder)
     coordinator.keys.operator_pair(datetime.now(UTC))  # commands find it also while the coordinator starts
-    coordinator.open_store().close()
+    if not database:
+        coordinator.open_store().close()
     remember(folder.root)
     say(f"federation {name} is in {folder.root}; silos reach it at {coordinator.settings.public.hosts[0]}")
     if plan:
@@ -169,11 +178,16 @@ def serve_command(
     with _folder_lock(folder, stand_by):
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)
-        if plan == DEFAULT_PLAN and plan not in coordinator.shelf.names():
-            plan = ""
         for disk in disks(coordinator):
             ballast.keep(disk)
-        with leading(coordinator, waiting=stand_by) as leader:
+
+        def stand_by_alive() -> None:
+            is_alive(folder.lock)  # this process has it, and no event loop yet that would touch it
+            stand_by()
+
+        with leading(coordinator, waiting=stand_by_alive) as leader:
+            if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
+                plan = ""
             if leader.leadership is not None:
                 _log.info("leads", term=leader.leadership.term)
             asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))

@@ -6,6 +6,7 @@ Silos may have approved a plan whose folder has been edited or deleted since: th
 from pathlib import Path
 
 from lorica_coordinator.plans.plan_folder import compile_plan
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_security.errors import IntegrityError, MalformedMessage, StateError, StorageError
 from lorica_security.host import files
 from lorica_security.identifiers import silo_name
@@ -16,8 +17,9 @@ from silo_wire.plans.plan import PlanBundle, PlanOfAnotherRelease
 class PlanShelf:
     """`state`/plans/NAME/ are the operator's, `state`/bundles/DIGEST.bundle the copies."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, kept: KeptFiles = FOLDER_ALONE) -> None:
         self.plans = state / "plans"
+        self._kept = kept
         self._bundles = state / "bundles"
 
     def names(self) -> tuple[str, ...]:
@@ -39,12 +41,14 @@ class PlanShelf:
     def keep(self, bundle: PlanBundle) -> None:
         path = self._path(bundle.plan.digest)
         if path.exists():
+            self._kept.keep(path)
             return
         try:
             self._bundles.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{self._bundles} cannot be made: {error.strerror or error}") from error
         files.replace(path, bundle.encode())
+        self._kept.keep(path)
 
     def bundle(self, plan: Digest) -> PlanBundle:
         """The kept copy; raises StateError when this digest was never compiled, PlanOfAnotherRelease, IntegrityError

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 
+from lorica.experiments.dask_cluster import DaskCluster, lost
 from lorica.experiments.data import merged, own_copy, poisoned, require_same, require_test
 from lorica.experiments.definition import SETUPS, Run, Study
 from lorica.experiments.hostile_scores import hostile_scores
@@ -68,14 +69,21 @@ def run_study(
     threads: int = 0,
     jobs: int = 1,
     shard: Shard = WHOLE,
+    cluster: DaskCluster | None = None,
 ) -> Path:
     """Do what is not done yet of `shard`, `jobs` runs at a time, and write the report of all shards, which is returned.
     `data` is where the study's paths begin. `threads` are a run's own; 0 shares the cores. `console` hears of each run.
+    With a `cluster` its workers do the runs, as many at a time as there are of them.
 
     A run that fails by itself (StateError: its training diverged, say) leaves the others alone, and StateError tells of
     it at the end. Raises what would end all of them, and Conflict while a shard of this number, of any study, works in
     `out`: others work beside it. What was under way goes on the next time.
     """
+    if cluster is not None and (jobs > 1 or not threads):
+        raise ConfigurationError(
+            "--dask: how many runs are done at a time is the cluster's to say, and the cores of its machines are not "
+            "known here: leave --jobs out, and give --threads"
+        )
     make_folder(out)
     console = console or Console(quiet=True)
     with ProcessLock(out / f"lock{shard.suffix}", "study"):
@@ -98,7 +106,7 @@ def run_study(
         began_with = commit()  # now, not when a run ends: the code on disk may be another by then
         doings = [_Doing(run, silos, source, out, settings, began_with, shard) for run in left]
         failed: list[str] = []
-        with closing(_each(doings, jobs)) as each:
+        with closing(_each(doings, jobs, cluster)) as each:
             for doing, facts in each:
                 if facts is None:
                     console.print(f"left to another shard: {_described(doing.run)}", highlight=False, markup=False)
@@ -149,12 +157,14 @@ def quorum(values: Mapping[str, object], silos: Collection[SiloName]) -> int:
     return min(count, drawn) if isinstance(drawn, int) and drawn else count
 
 
-def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Outcome]]":
+def _each(doings: "Sequence[_Doing]", jobs: int, cluster: DaskCluster | None) -> "Generator[tuple[_Doing, _Outcome]]":
     """As they end."""
-    if jobs == 1:
+    if not doings:
+        return
+    if jobs == 1 and cluster is None:
         yield from ((doing, _done(doing)) for doing in doings)
         return
-    with _workers(jobs) as workers:
+    with _workers(jobs) if cluster is None else cluster.workers(doings[0].out) as workers:
         waiting: dict[Future[_Outcome], _Doing] = {workers.submit(_done, doing): doing for doing in doings}
         for future in as_completed(waiting):
             try:
@@ -164,6 +174,10 @@ def _each(doings: "Sequence[_Doing]", jobs: int) -> "Generator[tuple[_Doing, _Ou
                     "a process of this study was killed: run the same command again, with fewer --jobs if memory "
                     "ran out"
                 ) from error
+            except Exception as error:
+                if cluster is not None and (told := lost(error)) is not None:
+                    raise told from error
+                raise
             yield waiting[future], facts
 
 

@@ -107,7 +107,12 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
         return cls(
             folder=folder,
             settings=settings,
-            policy=SiloPolicy(rules=settings.policy, silo=credentials.silo, processes=settings.training.processes),
+            policy=SiloPolicy(
+                rules=settings.policy,
+                silo=credentials.silo,
+                processes=settings.training.processes,
+                rank_interface=settings.training.rank_interface,
+            ),
             credentials=credentials,
             journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo, synced=False),
         )

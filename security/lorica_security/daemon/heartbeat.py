@@ -33,10 +33,15 @@ async def beating(file: Path) -> AsyncIterator[None]:
 
 async def _beat(file: Path) -> None:
     while True:
-        with suppress(OSError):  # a file that grows old says so itself
-            os.utime(file)
-        tell_systemd("WATCHDOG=1")
+        is_alive(file)
         await asyncio.sleep(BEAT_S)
+
+
+def is_alive(file: Path) -> None:
+    """One such sign, for whoever has no event loop yet: `file` is touched and systemd is told."""
+    with suppress(OSError):  # a file that grows old says so itself
+        os.utime(file)
+    tell_systemd("WATCHDOG=1")
 
 
 def tell_systemd(word: str) -> None:

@@ -149,6 +149,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
                 silo=credentials.silo,
                 record=record_of(folder, credentials),
                 processes=settings.training.processes,
+                rank_interface=settings.training.rank_interface,
             )
             await run(RECORD, lambda: check_record(policy))
             if bundle is None:

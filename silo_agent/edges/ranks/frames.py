@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Literal, Self
 
+from blake3 import blake3
 from pydantic import ValidationError
 
 from lorica_security.console.strict_toml import Section, describe
@@ -50,6 +51,8 @@ MOST_BYTES = 64 << 20
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
+_COMMITMENT: Final = b"lorica/v1/ranks/entropy/"
+
 START, PLAN, ALIVE, END = "start.json", "plan", "alive", "end"
 
 
@@ -74,7 +77,7 @@ class Frame(Section):
 
 class Start(Frame):
     """`examples` is the digest of those that the agent read. `device` and `threads` are a rank's; `entropy` is the file
-    of the silo's own secret, `interface` what the ranks listen on."""
+    of the silo's own secret, `interface` what the ranks listen on, `base` what the plan's adapters are for."""
 
     silo: str
     plan: str
@@ -88,6 +91,7 @@ class Start(Frame):
     entropy: str
     interface: str
     timeout_s: float
+    base: "RoundModelFrame | None" = None
 
 
 class Hello(Frame):
@@ -102,7 +106,10 @@ class Hello(Frame):
 
 
 class Ready(Frame):
+    """`entropy` is what a rank commits itself to the silo's own secret by: of another one it is another."""
+
     examples: str
+    entropy: str
     device: str
     threads: int
 
@@ -147,24 +154,36 @@ class MarkFrame(Frame):
         return FileMark(**self.model_dump())
 
 
+class RoundModelFrame(Frame):
+    file: str
+    manifest: ManifestFrame
+    mark: MarkFrame | None
+
+    @classmethod
+    def of(cls, model: RoundModel) -> Self:
+        return cls(
+            file=str(model.file.absolute()),
+            manifest=ManifestFrame.of(model.manifest),
+            mark=MarkFrame.of(model.mark),
+        )
+
+    def model(self) -> RoundModel:
+        return RoundModel(
+            file=Path(self.file),
+            manifest=self.manifest.manifest(),
+            mark=None if self.mark is None else self.mark.mark(),
+        )
+
+
 class Call(Frame):
     """TrainerPort.train, of the plan that the ranks were started for."""
 
     round: int
-    model_file: str
-    model: ManifestFrame
-    mark: MarkFrame | None
+    model: RoundModelFrame
     update_file: str
     included_update: str | None
     told_before: float | None
     checkpoint_file: str
-
-    def round_model(self) -> RoundModel:
-        return RoundModel(
-            file=Path(self.model_file),
-            manifest=self.model.manifest(),
-            mark=None if self.mark is None else self.mark.mark(),
-        )
 
 
 class Notice(Frame):
@@ -306,6 +325,11 @@ def taken(path: Path, most: int = MOST_BYTES) -> bytes | None:
     if len(raw) > most:
         raise StateError(f"{path} has more than {most} bytes: see who else writes there")
     return raw
+
+
+def committed(entropy: bytes, plan: Digest) -> str:
+    """To the silo's own secret `entropy`, 32 bytes, which nobody learns by it; another one for each plan."""
+    return blake3(_COMMITMENT + plan.encode(), key=entropy).hexdigest()
 
 
 def number_in(path: Path) -> float:

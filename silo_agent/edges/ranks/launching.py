@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from lorica_security.errors import ConfigurationError
+from silo_agent.policy.rank_limits import LOOPBACK
 from silo_agent.settings import TrainingSection
 
 _NOT_FOR_RANKS: Final = ("LORICA_", "PG", "PET_")
@@ -27,7 +28,6 @@ _OF_SRUN_TOO: Final = "SLURM_NTASKS"
 """Which srun takes for its option; read only where SLURM_PROCID is there, and that srun alone sets."""
 _INTERFACES: Final = Path("/sys/class/net")
 _DIGITS: Final = re.compile(r"[0-9]{1,6}")
-LOOPBACK: Final = "lo"
 
 
 def rank_command(section: TrainingSection, folder: Path) -> list[str]:

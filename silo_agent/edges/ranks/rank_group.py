@@ -5,6 +5,7 @@ of no more use: whoever called starts another, which goes on from the checkpoint
 model or disk is raised as it is.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -59,10 +60,16 @@ class RankGroup:
     """`ended` is called once nothing of it runs any more."""
 
     def __init__(
-        self, section: TrainingSection, start: frames.Start, bundle: bytes, own: dict[str, str], parent: Path
+        self,
+        section: TrainingSection,
+        start: frames.Start,
+        bundle: bytes,
+        own: dict[str, str],
+        parent: Path,
+        entropy: str,
     ) -> None:
         """Start the ranks in a new folder below `parent`, and wait until they have met. `own` are the versions that
-        the agent runs.
+        the agent runs, `entropy` what it commits itself to the silo's own secret by.
 
         Raises what a rank says is wrong, ConfigurationError for ranks that are not alike, GroupLost.
         """
@@ -85,7 +92,7 @@ class RankGroup:
             threading.Thread(target=self._show_life, daemon=True).start()
             self._launch()
             require_versions(self._awaited("hello", frames.Hello), own)
-            require_alike(self._awaited("ready", frames.Ready), start.examples)
+            require_alike(self._awaited("ready", frames.Ready), start.examples, entropy)
         except OSError as error:
             self.end()
             raise frames.unwritten(self._folder, error) from error
@@ -100,17 +107,19 @@ class RankGroup:
         call.write(self._folder / f"call-{number}.json")
         stop, next_notice = self._folder / f"stop-{number}", next(noticed)
         outs: dict[int, frames.Done | frames.Raised] = {}
-        watch = _Watch(self._folder, self._section)
+        watch, news = _Watch(self._folder, self._section), News(self._folder)
         while len(outs) < self._section.processes:
             if cancelled() and not stop.exists():
                 frames.put(stop, b"")
-            if (done := frames.number_in(self._folder / f"progress-{number}")) > told:
-                told = done
-                progress(min(done, 1.0))
-            while (said := frames.Notice.read(self._folder / f"notice-{number}-{next_notice}.json")) is not None:
-                notice(said.event, said.detail)
-                next_notice = next(noticed)
-            self._take(outs, number)
+            if news.may_be_there():
+                # What came of it first: whatever else a rank says of this call, it said before.
+                self._take(outs, number)
+                if (done := frames.number_in(self._folder / f"progress-{number}")) > told:
+                    told = done
+                    progress(min(done, 1.0))
+                while (said := frames.Notice.read(self._folder / f"notice-{number}-{next_notice}.json")) is not None:
+                    notice(said.event, said.detail)
+                    next_notice = next(noticed)
             failed = [out for out in outs.values() if isinstance(out, frames.Raised)]
             if failed and watch.said_long_ago():
                 break
@@ -226,15 +235,22 @@ def require_versions(hellos: Sequence[frames.Hello], own: Mapping[str, str]) -> 
                 )
 
 
-def require_alike(readies: Sequence[frames.Ready], examples: str) -> None:
-    """Raise ConfigurationError, naming the first rank whose examples are not the agent's, or whose threads are not rank
-    0's. The agent read its data once, and has counted and declared them; a rank reads them when it starts."""
+def require_alike(readies: Sequence[frames.Ready], examples: str, entropy: str) -> None:
+    """Raise ConfigurationError, naming the first rank whose examples or secret are not the agent's, or whose threads
+    are not rank 0's. The agent read its data once, and has counted and declared them; a rank reads them when it
+    starts."""
     for what, whose, wanted, remedy in (
         (
             "examples",
             "this agent",
             examples,
             "have all ranks read the same data folder; where it was changed since, start the agent again",
+        ),
+        (
+            "entropy",
+            "this agent",
+            entropy,
+            "have all ranks read the training.entropy of this silo's folder, and leave that as it is",
         ),
         ("threads", "rank 0", str(readies[0].threads), "set [training] threads"),
     ):
@@ -243,6 +259,30 @@ def require_alike(readies: Sequence[frames.Ready], examples: str) -> None:
                 raise ConfigurationError(
                     f"{what} of rank {rank} ({value[:16]}) are not those of {whose} ({wanted[:16]}): {remedy}"
                 )
+
+
+class News:
+    """Whether a folder may have frames that were not there at the last look.
+
+    Each of them is renamed into it, by which its time of change is another one. That may be coarse, so that what comes
+    just after a look does not show: once more after each change, then, and once a second whatever it says. To look for
+    each frame by name 20 times a second took an agent 7 ms a second.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._changed, self._again, self._looked = -1, False, -math.inf
+
+    def may_be_there(self) -> bool:
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+        except OSError:  # whoever looks says what is wrong
+            return True
+        now, other = self._clock(), changed != self._changed
+        if not (other or self._again or now - self._looked > WATCH_S):
+            return False
+        self._changed, self._again, self._looked = changed, other, now
+        return True
 
 
 class _Watch:

@@ -133,19 +133,28 @@ class _Bench:
             Settings(data=DataSection(folder=start.data, max_bad_lines_share=start.max_bad_lines_share), policy=rules),
             folder / f"scratch-{rank}",
         )
-        silo = SiloName(start.silo)
+        silo, entropy = SiloName(start.silo), own_entropy(Path(start.entropy))
         with on_records():
             data = sources.data_for(Reading.of(bundle.plan, silo))
         group, backend = met_over(str(folder), rank, world, place, timeout_s=start.timeout_s)
         self._ranks = Together(group, place, backend, self._sign)
         with on_records():
             self._trainer = SiloTrainer(
-                bundle, data, silo, settings, own_entropy=own_entropy(Path(start.entropy)), ranks=self._ranks
+                bundle,
+                data,
+                silo,
+                settings,
+                base=None if start.base is None else start.base.model(),
+                own_entropy=entropy,
+                ranks=self._ranks,
             )
             examples = examples_digest(self._trainer.encoded("train"))
-        frames.Ready(examples=examples, device=str(place), threads=torch.get_num_threads()).write(
-            folder / f"ready-{rank}.json"
-        )
+        frames.Ready(
+            examples=examples,
+            entropy=frames.committed(entropy, bundle.plan.digest),
+            device=str(place),
+            threads=torch.get_num_threads(),
+        ).write(folder / f"ready-{rank}.json")
 
     def outcome(self, number: int) -> frames.Done | frames.Raised:
         """Of call `number`, which is waited for."""
@@ -161,7 +170,7 @@ class _Bench:
             )
 
     def _trained(self, call: frames.Call) -> TrainedUpdate:
-        model = call.round_model()
+        model = call.model.model()
         with enough_memory(), on_records():
             update = self._trainer.train(
                 round_number=call.round,

@@ -9,6 +9,7 @@ from typing import Final
 
 from lorica_security.host.file_mark import FileMark
 from lorica_security.secure_aggregation.silo.effects import MaskVector
+from silo_agent.edges.keys.own_entropy import own_entropy
 from silo_agent.edges.ranks import frames
 from silo_agent.edges.ranks.launching import check_launch, threads_of_a_rank
 from silo_agent.edges.ranks.rank_group import GroupLost, RankGroup
@@ -53,13 +54,16 @@ class RankTrainer:
         self._folder, self._entropy = folder, entropy
         self._group: RankGroup | None = None
         self._plan: Digest | None = None
+        self._base: RoundModel | None = None
 
     def prepare(self, bundle: PlanBundle, base: RoundModel | None, /) -> DataSummary:
         """Ranks are started here, so that a silo declares itself ready only when they have met."""
-        for refusal in rank_refusals(self._policy.silo, bundle.plan, self._settings.training.processes):
+        section = self._settings.training
+        for refusal in rank_refusals(self._policy.silo, bundle.plan, section.processes, section.rank_interface):
             raise refusal
-        check_launch(self._settings.training)
+        check_launch(section)
         self.close()
+        self._base = base
         summary = self._own.prepare(bundle, base)
         self._group_of(bundle)
         return summary
@@ -80,14 +84,13 @@ class RankTrainer:
     ) -> TrainedUpdate:
         call = frames.Call(
             round=key.round,
-            model_file=str(model.file.absolute()),
-            model=frames.ManifestFrame.of(model.manifest),
-            mark=frames.MarkFrame.of(model.mark),
+            model=frames.RoundModelFrame.of(model),
             update_file=str(update_file.absolute()),
             included_update=included_update,
             told_before=told_before,
             checkpoint_file=str(checkpoint_file.absolute()),
         )
+        self._own.check_private_model(bundle, model)
         for left in reversed(range(GROUPS)):
             try:
                 return self._group_of(bundle).train(call, progress=progress, notice=notice, cancelled=cancelled)
@@ -98,7 +101,8 @@ class RankTrainer:
                     raise WorkCancelled from lost
                 if not left:
                     raise
-                notice("ranks-started-again", f"{lost}; training goes on from its checkpoint")
+                again = "begins anew" if bundle.plan.privacy.level == "record" else "goes on from its checkpoint"
+                notice("ranks-started-again", f"{lost}; training {again}")
             except BaseException:
                 if self._group is not None and not self._group.whole:
                     self.close()
@@ -158,7 +162,9 @@ class RankTrainer:
                 entropy=str(self._entropy.absolute()),
                 interface=training.rank_interface,
                 timeout_s=training.rank_timeout_s,
+                base=None if self._base is None else frames.RoundModelFrame.of(self._base),
             )
-            self._group = RankGroup(training, start, bundle.encode(), versions(), self._folder)
+            entropy = frames.committed(own_entropy(self._entropy), bundle.plan.digest)
+            self._group = RankGroup(training, start, bundle.encode(), versions(), self._folder, entropy)
             self._plan = bundle.plan.digest
         return self._group

@@ -117,6 +117,14 @@ class Workshop:
         """Of what `prepare` read and tokenised for training."""
         return examples_digest(self._of(bundle).encoded("train"))
 
+    def check_private_model(self, bundle: PlanBundle, model: RoundModel) -> None:
+        """Raises PolicyRefusal for a round model that this silo does not train under record-level privacy."""
+        if bundle.plan.privacy.level == "record":
+            largest = self._of(bundle).largest_parameter(
+                model_path=model.file, model=model.manifest, model_mark=model.mark
+            )
+            self._policy.check_private_model(bundle, largest)
+
     def train(
         self,
         *,
@@ -138,9 +146,7 @@ class Workshop:
             losses.append(loss)
             progress(fraction)
 
-        if bundle.plan.privacy.level == "record":
-            largest = trainer.largest_parameter(model_path=model.file, model=model.manifest, model_mark=model.mark)
-            self._policy.check_private_model(bundle, largest)
+        self.check_private_model(bundle, model)
         with (
             on_records(),
             answers_tried(bundle.plan, self._policy.silo, self._sources) as answers,

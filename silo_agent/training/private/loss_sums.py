@@ -7,6 +7,7 @@ float32, from its record and the model alone (chunks.py), rounded to a grid, and
 """
 
 import math
+from array import array
 from fractions import Fraction
 
 import numpy as np
@@ -16,26 +17,33 @@ from lorica_security.noise.discrete_gaussian import SIGMA, draw
 from lorica_security.noise.random_words import RandomWords
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.model.model import T5
+from silo_agent.training.private.once_among_ranks import require_each_once, share_of
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.example_losses import example_losses
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 
 GRID = 1 << 16
 """Steps of the grid up to the bound B."""
 
 
 @torch.inference_mode()
-def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: float) -> int:
+def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: float, ranks: Ranks = ALONE) -> int:
     """S of all examples in steps of bound / GRID; a loss that is not finite counts as one at the bound. Further views
-    do not count."""
+    do not count. Of `ranks` each computes a share of the losses, and all come to the same S, exactly."""
     was_training = model.training
     model.eval()
     steps = np.zeros(len(examples), dtype=np.int64)
+    plain, every, computed = examples.plain(), range(len(examples)), array("q")
     try:
-        for indices, batch in chunks.of(examples.plain(), range(len(examples))):
+        for indices, batch in chunks.of(plain, share_of(plain, every, ranks)):
+            computed.extend(indices)
             losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
             steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()
     finally:
         model.train(was_training)
+    if ranks.world > 1:
+        require_each_once("losses", every, computed, ranks)
+        ranks.sum_on_host(torch.from_numpy(steps))
     if examples.units is None:
         return int(steps.sum())
     return sum(int(steps[list(unit)].sum()) // len(unit) for unit in examples.units)

@@ -8,6 +8,7 @@ written, depends on the plan and not on how many records there are.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +27,16 @@ from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.corrected_adam import CorrectedAdam
 from silo_agent.training.private.iterate_average import IterateAverage
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
+from silo_agent.training.private.once_among_ranks import (
+    agreed_words,
+    require_each_once,
+    require_one_sample,
+    share_of,
+)
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.ghost_norms import check_covered
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.sections.training import TrainingSection
 
@@ -81,6 +89,8 @@ def train_privately(
     words: RandomWords,
     on_progress: Callable[[float], None],
     should_stop: Callable[[], bool],
+    ranks: Ranks = ALONE,
+    own_entropy: bytes = b"",
 ) -> float | None:
     """Train `model` in place; the noised scaled loss reduction where the schedule has one, of the model as it is left.
 
@@ -89,13 +99,18 @@ def train_privately(
     gradients per example are not to be trusted: modules that no test covers, or dropout, whose masks for one example
     would depend on those before it. Nothing that depends on the examples is checked: who sees a check fail learns of
     them.
+
+    `ranks` that train together take the samples, add the noise and come to the weight of one process, whose `words`
+    follow from the silo's `own_entropy`, 32 bytes, and from the words of each; that a rank does otherwise is
+    StateError (once_among_ranks.py).
     """
     require_no_dropout(model)
     check_covered(model)
+    words = agreed_words(words, own_entropy, ranks)
     norm = clipping_norm(schedule, sum(parameter.numel() for parameter in parameters))
     chunks = Chunks(model, most=section.batch_size)
     weighs = schedule.loss_noise_multiplier is not None
-    before = loss_sum(model, examples, chunks, bound=schedule.loss_bound) if weighs else 0
+    before = loss_sum(model, examples, chunks, bound=schedule.loss_bound, ranks=ranks) if weighs else 0
     way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
         _optimizer(section, schedule, parameters),
@@ -103,16 +118,23 @@ def train_privately(
         max_grad_norm=schedule.max_grad_norm,
         expected_batch_size=schedule.expected_batch_size,
         words=words,
+        ranks=ranks,
     )
     average = IterateAverage(parameters, schedule.average_decay) if schedule.average_decay else None
     model.train()
     try:
         for step in range(schedule.steps):
             optimizer.begin_step()
-            for _, batch in chunks.of(examples, drawn_examples(examples, schedule.sampling_rate, words)):
-                if should_stop():
+            drawn, clipped = drawn_examples(examples, schedule.sampling_rate, words), array("q")
+            if ranks.world > 1 and ranks.any(should_stop()):
+                raise TrainingStopped
+            require_one_sample(drawn, optimizer.key, ranks)
+            for indices, batch in chunks.of(examples, share_of(examples, drawn, ranks)):
+                if ranks.world == 1 and should_stop():
                     raise TrainingStopped
                 way.accumulate(batch)
+                clipped.extend(indices)
+            require_each_once("clipped gradients", drawn, clipped, ranks)
             factor = learning_rate_factor(section.learning_rate_schedule, step, schedule.steps)
             for settings in optimizer.param_groups:
                 settings["lr"] = section.learning_rate * factor
@@ -131,7 +153,7 @@ def train_privately(
         return None
     return noised_reduction(
         before,
-        loss_sum(model, examples, chunks, bound=schedule.loss_bound),
+        loss_sum(model, examples, chunks, bound=schedule.loss_bound, ranks=ranks),
         bound=schedule.loss_bound,
         noise_multiplier=schedule.loss_noise_multiplier,
         cap=schedule.weight_cap,

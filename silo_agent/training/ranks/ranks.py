@@ -26,6 +26,8 @@ from silo_agent.training.draws import Seed
 
 T = TypeVar("T")
 
+ONE_KIND: Final = "run all ranks of a silo on machines of one kind, with the same data folder"
+"""What to do where ranks come to other numbers."""
 MEET_S: Final = 300.0
 """For all ranks of a training to come to the first meeting: one may read its data for longer than another."""
 
@@ -57,6 +59,12 @@ class Ranks(Protocol):
     def sum(self, number: torch.Tensor) -> torch.Tensor:
         """`number` summed over ranks, in its own memory."""
 
+    def sum_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        """As `sum`, of each."""
+
+    def gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """`own` of every rank, of one shape and type, on the CPU and in the order of ranks."""
+
     def sum_on_host(self, numbers: torch.Tensor) -> None:
         """As `sum`, of what is in the memory of the CPU whatever the model is in."""
 
@@ -66,8 +74,9 @@ class Ranks(Protocol):
     def all_or_none(self) -> AbstractContextManager[None]:
         """Work that is of no use unless every rank does its part: raises AnotherRankFailed where another could not."""
 
-    def require_same(self, what: str, parts: Sequence[torch.Tensor]) -> None:
-        """Raise StateError, naming the ranks that have other bytes in `parts` than rank 0."""
+    def require_same(self, what: str, parts: Sequence[torch.Tensor], remedy: str = ONE_KIND) -> None:
+        """Raise StateError, naming the ranks that have other bytes in `parts` than rank 0. Ranks tell each other a
+        digest of them, which tells nothing of secret `parts` where one of them is a key."""
 
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """`own` of every rank, uint8 and of one shape by name: rank 0's by their names, another's as NAME-RANK."""
@@ -104,6 +113,12 @@ class Alone:
     def sum(self, number: torch.Tensor) -> torch.Tensor:
         return number
 
+    def sum_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
+        return [own.cpu()]
+
     def sum_on_host(self, numbers: torch.Tensor) -> None:
         pass
 
@@ -113,7 +128,7 @@ class Alone:
     def all_or_none(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def require_same(self, what: str, parts: Sequence[torch.Tensor]) -> None:
+    def require_same(self, what: str, parts: Sequence[torch.Tensor], remedy: str = ONE_KIND) -> None:
         pass
 
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -161,12 +176,15 @@ class Together:
                 parameter.grad = torch.zeros_like(parameter)
             if parameter.grad is not None:
                 gradients.append(parameter.grad)
-        # All are on their way before the first is waited for.
-        self._wait([self._begin(gradient) for gradient in gradients])
+        self.sum_all(gradients)
 
     def sum(self, number: torch.Tensor) -> torch.Tensor:
-        self._wait([self._begin(number)])
+        self.sum_all([number])
         return number
+
+    def sum_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        # All are on their way before the first is waited for.
+        self._wait([self._begin(tensor) for tensor in tensors])
 
     def sum_on_host(self, numbers: torch.Tensor) -> None:
         numbers.copy_(self.sum(numbers.to(self._device)))
@@ -184,23 +202,22 @@ class Together:
     def any(self, told: bool) -> bool:
         return bool(self.sum(torch.tensor([int(told)], dtype=torch.int32, device=self._device)))
 
-    def require_same(self, what: str, parts: Sequence[torch.Tensor]) -> None:
+    def require_same(self, what: str, parts: Sequence[torch.Tensor], remedy: str = ONE_KIND) -> None:
         hasher = blake3()
         for part in parts:
             hasher.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        digests = self._gathered(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8))
+        digests = self.gathered(torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8))
         others = [str(rank) for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])]
         if others:
             raise StateError(
-                f"{what} of ranks {', '.join(others)} {'is' if len(others) == 1 else 'are'} not that of rank 0: run "
-                "all ranks of a silo on machines of one kind, with the same data folder, or set [training] processes "
-                "to 0"
+                f"{what} of ranks {', '.join(others)} {'is' if len(others) == 1 else 'are'} not that of rank 0: "
+                f"{remedy}, or set [training] processes to 0"
             )
 
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}
         for name in sorted(own):
-            for rank, state in enumerate(self._gathered(own[name])):
+            for rank, state in enumerate(self.gathered(own[name])):
                 made[name if rank == 0 else f"{name}-{rank}"] = state
         return made
 
@@ -208,8 +225,7 @@ class Together:
         names = {name for name in states if "-" not in name}
         return {name: states[name if self.rank == 0 else f"{name}-{self.rank}"] for name in names}
 
-    def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """Of all ranks, on the CPU."""
+    def gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
         own = own.to(self._device)
         into = [torch.empty_like(own) for _ in range(self.world)]
         try:

@@ -10,6 +10,9 @@ from cryptography import x509
 
 from lorica_coordinator.edges.check.found import PROBE_TIMEOUT_S, Found
 from lorica_coordinator.edges.check.misconfigurations import Mistake
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.opening import bucket_place
+from lorica_coordinator.edges.kept.settled import probe
 from lorica_coordinator.edges.keys.authorities import FIRST, INDEX
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.settings import reachable
@@ -27,6 +30,7 @@ from lorica_security.pki.peer import check_coordinator
 from lorica_security.pki.validity import Window
 
 CLOCK_TOLERANCE_S = 300
+_PATIENCE_S, _REQUEST_S = 3.0, 10.0
 
 
 def folders(found: Found) -> str:
@@ -98,6 +102,14 @@ def _loaded(found: Found) -> KeyStore:
             f"federation = {found.settings.federation!r}, the authority is of {keys.federation!r}",
         )
     return keys
+
+
+def bucket(found: Found) -> str:
+    """One small object is put, read, listed and deleted."""
+    with meaning(Mistake.BUCKET.value):
+        place = bucket_place(found.settings, found.ground.folder.settings)
+        probe(Bucket.at(place, patience_s=_PATIENCE_S, request_s=_REQUEST_S))
+    return f"{place.name} takes files, gives them back, lists and deletes them"
 
 
 def process(found: Found) -> str:

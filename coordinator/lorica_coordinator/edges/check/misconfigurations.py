@@ -158,6 +158,12 @@ class Mistake(Enum):
         "the PostgreSQL database of `[storage] database` cannot be used as it is",
         "see that the server runs and is reached, that it is the one that is written to, and its role and tables",
     )
+    BUCKET = Misconfiguration(
+        "bucket-unusable",
+        "bucket",
+        "the bucket of `[storage] blobs` cannot be put into, read, listed or deleted from",
+        "do what the line says: the server, the credentials and their rights, the clock, the bucket's name",
+    )
     PLAN_MISSING = Misconfiguration(
         "plan-missing", "plan", "there is no plan of that name", "make it with coordinator plan new NAME"
     )

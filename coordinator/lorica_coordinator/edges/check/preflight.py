@@ -57,6 +57,8 @@ def preflight(ground: Ground) -> Sequence[Check]:
     run("certificates", folder_checks.certificates, unless=no_keys)
     no_state = "" if found.settings.state_folder.is_dir() else "there is no state folder"
     database = run("state database", plan_checks.database, unless=no_state)
+    if found.settings.storage.blobs:
+        run("bucket", folder_checks.bucket)
     run("clock", folder_checks.clock, unless=no_keys)
     run("address", address_checks.addresses)
     run("ports", address_checks.ports)

@@ -15,6 +15,7 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
 from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
+from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.identifiers import FederationName
 
@@ -37,9 +38,12 @@ def open_store(
 
 def key_vault(settings: Settings, term: int = 0) -> FolderKeyVault:
     """Where the keys of masked attempts are, for the leader of this term; 0: for who looks."""
-    if folder := settings.storage.attempt_keys:
-        return FolderKeyVault(Path(folder), term, own=False)
-    return FolderKeyVault(settings.state_folder / FOLDER, term)
+    return FolderKeyVault(key_folder(settings), term, own=not settings.storage.attempt_keys)
+
+
+def key_folder(settings: Settings) -> Path:
+    """Where keys lie that neither database nor bucket may have."""
+    return Path(settings.storage.attempt_keys or settings.state_folder / FOLDER)
 
 
 def leave_former_keys(settings: Settings) -> None:
@@ -49,6 +53,10 @@ def leave_former_keys(settings: Settings) -> None:
     if settings.storage.database and (not present or not _are_apart(former, Path(present))):
         return
     FolderKeyVault(former, 0).leave()
+    try:
+        destroy_keys_below(former)  # of updates on their way in
+    except OSError as error:
+        raise StorageError(f"{former} cannot be cleared: {error.strerror or error}") from error
 
 
 def _are_apart(former: Path, present: Path) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 
 from lorica_coordinator.edges.models.held_models import letting_models_go
 from lorica_coordinator.vectors import model_file
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spare_files import SpareFiles
 from lorica_coordinator.vectors.stored_vector import (
     StoredVector,
@@ -92,6 +93,7 @@ class ModelStore:
         initial: Digest,
         initial_file: Path,
         published: Digest | None = None,
+        kept: KeptFiles = FOLDER_ALONE,
     ) -> None:
         self._folder = folder
         self._layout = layout
@@ -99,6 +101,7 @@ class ModelStore:
         self._initial = initial
         self._initial_file = initial_file
         self._published = published
+        self._kept = kept
         self._manifests: dict[Digest, Manifest] = {}
         self._marks: dict[Path, FileMark] = {}
         """Of the files that this process wrote."""
@@ -119,6 +122,7 @@ class ModelStore:
         published = self._imported()
         if published is None or not self.exists(published):
             published = self._import()
+        self._keep(published)
         return published
 
     def exists(self, model: Digest) -> bool:
@@ -183,6 +187,7 @@ class ModelStore:
         with self._work_folder() as work:
             manifest = self._write(work, slabs, slots=tuple(slots), steps=steps)
             self._publish(work, manifest, with_state=True)
+        self._keep(manifest.digest)
         return manifest.digest
 
     def retain(self, models: Set[Digest]) -> None:
@@ -198,6 +203,7 @@ class ModelStore:
     def _retain(self, models: Set[Digest]) -> None:
         try:
             stored = {_model_of(path) for path in self._folder.iterdir() if not _belongs_to_none(path)}
+            stored |= {_model_of(path) for path in self._kept_here() if not _belongs_to_none(path)}
             spares = SpareFiles(self._folder / SPARE)
             for model in sorted(stored - models):
                 self._manifests.pop(model, None)
@@ -212,6 +218,20 @@ class ModelStore:
             files.sync_folder(self._folder)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
+        for model in sorted(stored - models):
+            self._kept.forget(self._path(model), self._manifest_path(model), self._state_folder(model))
+
+    def _kept_here(self) -> frozenset[Path]:
+        """Files and folders of this store's own folder, of what is kept."""
+        below = (path.relative_to(self._folder).parts[0] for path in self._kept.below(self._folder))
+        return frozenset(self._folder / part for part in below)
+
+    def _keep(self, model: Digest) -> None:
+        """Have all of a model outlast the folder; its parameters last, as they appear last."""
+        state, initial = self._state_folder(model), self._folder / INITIAL
+        parts = (*sorted(state.glob(f"*{_SLOT}")), state / "state.json", initial)
+        present = [path for path in parts if path.exists()]
+        self._kept.keep(*present, self._manifest_path(model), self._path(model))
 
     def clear_spares(self) -> None:
         """Delete the files that are kept to be written over: no further model is made of this plan."""

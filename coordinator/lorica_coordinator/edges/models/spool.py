@@ -2,7 +2,7 @@
 
     <plan>/<round>-<attempt>/<silo>.delta    the chunks, each at its place; the file has its full size from the start
     <plan>/<round>-<attempt>/<silo>.key      what they are encrypted with, destroyed when the attempt is over
-                                             (spool_key.py)
+                                             (spool_key.py); elsewhere where copies are kept (spool_keys.py)
     <plan>/<round>-<attempt>/<silo>.json     the manifest they belong to; the delta's L2 norm once all is committed
     <plan>/spare/                            the files of closed attempts, noise by then, to be written over
                                              (spare_files.py)
@@ -25,10 +25,13 @@ import shutil
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lorica_coordinator.aggregation.delta_norm import norm_of, sum_of_squares
+from lorica_coordinator.edges.models.spool_keys import BESIDE, SpoolKeys
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spare_files import SpareFiles
-from lorica_coordinator.vectors.spool_key import SUFFIX, SpoolKey, destroy_keys_below, make_key, read_key
+from lorica_coordinator.vectors.spool_key import SpoolKey, make_key, read_key
 from lorica_coordinator.vectors.stored_vector import (
     StoredVector,
     VectorReader,
@@ -47,6 +50,8 @@ from silo_wire.int8_vectors import blocks as int8_blocks
 from silo_wire.manifest import Dtype, Layout, Manifest
 from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 
+SPOOLS: Final = "spools"
+"""The folder of all updates on their way in, in the state folder."""
 _SPARE = "spare"
 
 
@@ -54,9 +59,24 @@ _SPARE = "spare"
 class _Place:
     delta: Path
     record: Path
-    key: Path
+    keys: SpoolKeys
 
-    def read(self) -> tuple[Manifest, float | None] | None:
+    def key(self, name: str) -> SpoolKey | None:
+        """None where there is none of this name. Raises StorageError."""
+        path = self.keys.path(self.delta.with_suffix(""), name)
+        return None if path is None else read_key(path)
+
+    def new_key(self, name: str) -> SpoolKey:
+        """In place of any that an earlier update here had. Raises OSError, StorageError."""
+        stem = self.delta.with_suffix("")
+        if (former := self.read()) is not None:
+            self.keys.destroy(stem, former[2])
+        self.keys.provide(self.delta.parent)
+        path = self.keys.path(stem, name)
+        assert path is not None
+        return make_key(path)
+
+    def read(self) -> tuple[Manifest, float | None, str] | None:
         """What the record says, None when there is none or it cannot be made out: the update is then sent again."""
         if not self.record.exists():
             return None
@@ -65,13 +85,15 @@ class _Place:
             manifest = manifest_from_fields(fields.get("manifest"), self.record)
         except IntegrityError:
             return None
-        norm = fields.get("norm")
-        return manifest, norm if isinstance(norm, float) else None
+        norm, name = fields.get("norm"), fields.get("key", BESIDE)
+        return manifest, norm if isinstance(norm, float) else None, name if isinstance(name, str) else BESIDE
 
-    def write(self, manifest: Manifest, norm: float | None) -> None:
+    def write(self, manifest: Manifest, norm: float | None, name: str) -> None:
         """Of a whole update (`norm`) everything becomes durable, the folder's entries, too. What was begun may be lost
         with the machine's power: it is sent again."""
-        write_record(self.record, {"manifest": manifest_fields(manifest), "norm": norm}, entry=norm is not None)
+        named = {} if name == BESIDE else {"key": name}
+        fields = {"manifest": manifest_fields(manifest), "norm": norm, **named}
+        write_record(self.record, fields, entry=norm is not None)
 
 
 @dataclass(slots=True)
@@ -79,6 +101,7 @@ class _Progress:
     """The sum of squares of each chunk held, in order; once the update is committed the norm, and the file's mark."""
 
     key: SpoolKey = field(repr=False)
+    name: str
     sums: list[float] = field(default_factory=list)
     norm: float | None = None
     mark: FileMark | None = None
@@ -87,8 +110,17 @@ class _Progress:
 class Spool:
     """One silo's update on its way in; made by `Spools.open`."""
 
-    def __init__(self, place: _Place, silo: SiloName, manifest: Manifest, dtype: Dtype, progress: _Progress) -> None:
+    def __init__(
+        self,
+        place: _Place,
+        silo: SiloName,
+        manifest: Manifest,
+        dtype: Dtype,
+        progress: _Progress,
+        kept: KeptFiles = FOLDER_ALONE,
+    ) -> None:
         self._place = place
+        self._kept = kept
         self._silo = silo
         self._manifest = manifest
         self._dtype = dtype
@@ -170,7 +202,8 @@ class Spool:
                 self._written_back = 0
                 raise StorageError(f"{self._place.delta} cannot be made durable: {error.strerror or error}") from error
             norm = norm_of(self._progress.sums)
-            self._place.write(self._manifest, norm)
+            self._place.write(self._manifest, norm, self._progress.name)
+            self._kept.keep(self._place.delta, self._place.record)
             self._progress.norm = norm
             return norm
 
@@ -199,10 +232,15 @@ class Spool:
 
 
 class Spools:
-    """All updates on their way in, below `folder`; they outlive the process."""
+    """All updates on their way in, below `folder`; they outlive the process.
 
-    def __init__(self, folder: Path) -> None:
+    `keys`: where theirs lie, if not beside them; no copy of them comes there.
+    """
+
+    def __init__(self, folder: Path, *, keys: SpoolKeys | None = None, kept: KeptFiles = FOLDER_ALONE) -> None:
         self._folder = folder
+        self._keys = SpoolKeys(folder) if keys is None else keys
+        self._kept = kept
         self._known: dict[_Place, Spool] = {}
         self._discarded: set[Path] = set()
         self._lock = threading.Lock()  # over what is known, and over which file is whose
@@ -236,10 +274,11 @@ class Spools:
                     former.retire()
                 place.delta.parent.mkdir(parents=True, exist_ok=True)
                 if progress is None:
-                    progress = _Progress(make_key(place.key))
-                    place.write(manifest, None)
+                    name = self._keys.fresh()
+                    progress = _Progress(place.new_key(name), name)
+                    place.write(manifest, None, name)
                 self._provide(place.delta, manifest.total_bytes)
-                spool = Spool(place, silo, manifest, layout.dtype, progress)
+                spool = Spool(place, silo, manifest, layout.dtype, progress, self._kept)
                 self._known[place] = spool
                 return spool
         except OSError as error:
@@ -259,14 +298,15 @@ class Spools:
             progress = self._confirmed(place, record[0], progress)
             if progress is None:
                 return 0  # its key is lost, or another one has begun
-            known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress))
+            known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress, self._kept))
         return known.held if known.manifest.digest == update else 0
 
     def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
         """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there."""
         place = self._place(key, silo)
         with self._lock:
-            known, key_of_spool, spool = place.read(), read_key(place.key), self._known.get(place)
+            known, spool = place.read(), self._known.get(place)
+            key_of_spool = None if known is None else place.key(known[2])
         if known is None or known[0].digest != update or known[1] is None or key_of_spool is None:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
@@ -274,8 +314,9 @@ class Spools:
         if spool is None or spool.manifest.digest != update:
             return StoredVector(place.delta, 0, known[0], None, key_of_spool)
         if not key_of_spool.same_as(spool.progress.key):
+            path = place.keys.path(place.delta.with_suffix(""), known[2])
             raise IntegrityError(
-                f"{place.key} has changed since the update of silo {silo} was committed; the round goes on without it"
+                f"{path} has changed since the update of silo {silo} was committed; the round goes on without it"
             )
         return StoredVector(place.delta, 0, known[0], spool.progress.mark, spool.progress.key)
 
@@ -288,14 +329,16 @@ class Spools:
             with self._lock:
                 self._discarded.add(folder)
                 self._forget(folder)
+                self._keys.destroy_below(folder)
                 if not folder.exists():
+                    self._kept.forget(folder)
                     return
-                destroy_keys_below(folder)
                 deltas = sorted(folder.glob("*.delta"))
                 for delta in deltas:
                     spares.keep(delta)
                 shutil.rmtree(folder)
                 spares.trim(len(deltas))  # the next attempt needs about as many as this one had
+            self._kept.forget(folder)
         except OSError as error:
             raise StorageError(f"{folder} cannot be deleted: {error.strerror or error}") from error
 
@@ -303,15 +346,21 @@ class Spools:
         """Delete the spools, unreadable from now on, and spares of every plan but this one; None: of every plan."""
         try:
             with self._lock:
-                if not self._folder.exists():
-                    return
-                for folder in sorted(self._folder.iterdir()):
-                    if folder.name != plan:
-                        self._forget(folder)
-                        destroy_keys_below(folder)
+                gone = sorted(folder for folder in self._of_plans() if folder.name != plan)
+                for folder in gone:
+                    self._forget(folder)
+                    self._keys.destroy_below(folder)
+                    if folder.exists():
                         shutil.rmtree(folder)
+            self._kept.forget(*gone)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be cleared: {error.strerror or error}") from error
+
+    def _of_plans(self) -> set[Path]:
+        """The folders of plans, of which one may be kept alone, or have keys alone."""
+        below = {path.relative_to(self._folder).parts[0] for path in self._kept.below(self._folder)}
+        there = {path.name for path in self._folder.iterdir()} if self._folder.exists() else set()
+        return {self._folder / name for name in below | there | self._keys.names()}
 
     def _forget(self, folder: Path) -> None:
         for place in [place for place in self._known if folder in place.delta.parents]:
@@ -341,10 +390,10 @@ class Spools:
         record = place.read()
         if record is None or record[0] != manifest:
             return None
-        if (key := read_key(place.key)) is None:
+        if (key := place.key(record[2])) is None:
             return None
         sums = _sums_held(place.delta, manifest, dtype, key)
-        return _Progress(key, sums, record[1] if len(sums) == manifest.chunks else None)
+        return _Progress(key, record[2], sums, record[1] if len(sums) == manifest.chunks else None)
 
     def _confirmed(self, place: _Place, manifest: Manifest, progress: _Progress | None) -> _Progress | None:
         """What `_progress` found, unless another update, with another key, was begun in this place since. Holds the
@@ -352,10 +401,12 @@ class Spools:
         if (known := self._known.get(place)) is not None:
             return known.progress if known.manifest == manifest else None
         record = place.read()
-        if progress is None or record is None or record[0] != manifest or not progress.key.same_as(read_key(place.key)):
+        if progress is None or record is None or record[0] != manifest:
+            return None
+        if not progress.key.same_as(place.key(record[2])):
             return None
         if progress.norm is None and record[1] is not None:
-            place.write(manifest, None)  # committed once, damaged since: what is missing is asked for again
+            place.write(manifest, None, record[2])  # committed once, damaged since: what is missing is asked for again
         return progress
 
     def _attempt(self, key: RoundKey) -> Path:
@@ -363,7 +414,7 @@ class Spools:
 
     def _place(self, key: RoundKey, silo: SiloName) -> _Place:
         folder = self._attempt(key)
-        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", folder / f"{silo}{SUFFIX}")
+        return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", self._keys)
 
 
 def _squares(chunk: bytes | memoryview, dtype: Dtype) -> float:

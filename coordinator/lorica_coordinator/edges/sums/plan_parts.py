@@ -10,6 +10,7 @@ from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
 from lorica_coordinator.rounds.secure_attempt import MaskedSum
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate
 from lorica_coordinator.service.ports import Aggregator, PlanParts
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica_security.identifiers import FederationName
 from silo_wire.canonical import Digest
@@ -19,7 +20,7 @@ from silo_wire.plans.plan import PlanBundle
 MakeAggregator = Callable[[PlanBundle, ModelStore, Spools], Aggregator]
 
 
-def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
+def model_store(state: Path, bundle: PlanBundle, kept: KeptFiles = FOLDER_ALONE) -> ModelStore:
     """The store of the plan's models, `state`/models/DIGEST."""
     plan = bundle.plan
     return ModelStore(
@@ -29,10 +30,11 @@ def model_store(state: Path, bundle: PlanBundle) -> ModelStore:
         initial=Digest(plan.model.initial),
         initial_file=state / "plans" / plan.name / MODEL_FILE,
         published=plan.initial_model,
+        kept=kept,
     )
 
 
-def base_store(state: Path, bundle: PlanBundle) -> ModelStore | None:
+def base_store(state: Path, bundle: PlanBundle, kept: KeptFiles = FOLDER_ALONE) -> ModelStore | None:
     """Where the plan trains adapters, the store of the one model that they are for."""
     plan = bundle.plan
     if bundle.base_layout is None:
@@ -43,17 +45,20 @@ def base_store(state: Path, bundle: PlanBundle) -> ModelStore | None:
         model_layout=bundle.base_layout,
         initial=Digest(str(plan.model.base)),
         initial_file=state / "plans" / plan.name / BASE_FILE,
+        kept=kept,
     )
 
 
-def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) -> Callable[[PlanBundle], PlanParts]:
+def plan_parts(
+    state: Path, *, spools: Spools, make_aggregator: MakeAggregator, kept: KeptFiles = FOLDER_ALONE
+) -> Callable[[PlanBundle], PlanParts]:
     """The service's `OpenPlan`."""
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
-        models = model_store(state, bundle)
+        models = model_store(state, bundle, kept)
         return PlanParts(
             models=models,
-            base=base_store(state, bundle),
+            base=base_store(state, bundle, kept),
             aggregator=_OnDemand(lambda: make_aggregator(bundle, models, spools)),
             evidence=RoundEvidence(
                 state / "models" / bundle.plan.digest,
@@ -61,6 +66,7 @@ def plan_parts(state: Path, *, spools: Spools, make_aggregator: MakeAggregator) 
                 plan=bundle.plan.digest,
                 models=models,
                 spools=spools,
+                kept=kept,
             ),
             spent=lambda: ReleaseLedger(state / "privacy").spent(bundle.plan),
         )

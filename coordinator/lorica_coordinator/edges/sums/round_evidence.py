@@ -19,6 +19,7 @@ from lorica_coordinator.edges.models.model_store import EVIDENCE, MASTER, ModelS
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.rounds.secure_attempt import MaskedSum
 from lorica_coordinator.service.ports import KeptRound
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.stored_vector import read_record, write_record
 from lorica_security.errors import IntegrityError, MalformedMessage, StateError, StorageError
 from lorica_security.host import files
@@ -42,13 +43,21 @@ class RoundEvidence:
     need not wait for it."""
 
     def __init__(
-        self, folder: Path, *, federation: FederationName, plan: Digest, models: ModelStore, spools: Spools
+        self,
+        folder: Path,
+        *,
+        federation: FederationName,
+        plan: Digest,
+        models: ModelStore,
+        spools: Spools,
+        kept: KeptFiles = FOLDER_ALONE,
     ) -> None:
         self._folder = folder / EVIDENCE
         self._federation = federation
         self._plan = plan
         self._models = models
         self._spools = spools
+        self._kept = kept
         self._parsed = lru_cache(maxsize=1)(self._parse)
 
     def make(
@@ -103,6 +112,7 @@ class RoundEvidence:
             files.sync_folder(self._folder)
         except OSError as error:
             raise StorageError(f"{self._folder} cannot be written: {error.strerror or error}") from error
+        self._kept.keep(self._path(model), self._record(model))
 
     def read(self, model: Digest) -> bytes:
         """The evidence that led to `model`; raises StateError where there is none."""
@@ -162,6 +172,7 @@ class RoundEvidence:
         if before is None or (before != verdict and before.numbers <= verdict.numbers):
             kept[verdict.silo] = verdict
             files.replace(self._verdicts(model), verdicts_to_bytes(kept[silo] for silo in sorted(kept)))
+        self._kept.keep(self._verdicts(model))
         return tuple(kept[silo] for silo in sorted(kept))
 
     def pieces(self, model: Digest, chunk: int, held: HeldPieces = NOTHING_HELD) -> tuple[bytes, ...]:
@@ -223,6 +234,7 @@ class RoundEvidence:
             self._record(model).unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"{self._record(model)} cannot be deleted: {error.strerror or error}") from error
+        self._kept.forget(self._record(model))
 
     def _manifests(self, model: Digest) -> "tuple[StateManifests, int]":
         from silo_wire.checkable_round import StateManifests

@@ -25,10 +25,12 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.models.export_scratch import ExportScratch
 from lorica_coordinator.edges.models.held_models import letting_models_go
 from lorica_coordinator.edges.models.model_store import BASE, EVIDENCE, INITIAL, MODEL, SPARE
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.edges.upkeep.backup import WORK_PREFIX
 from lorica_coordinator.edges.upkeep.upgrade_copies import copied_at
 from lorica_coordinator.service.records import PresentPlan
 from lorica_coordinator.settings import RetentionSection
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import StorageError
 from lorica_security.host import files
@@ -53,8 +55,20 @@ class Collector:
     """Of one state folder. The caller holds the coordinator's lock, and starts no plan meanwhile. Raises StorageError
     naming the file."""
 
-    def __init__(self, state: Path, retention: RetentionSection, store: SqlRoundStore, scratch: ExportScratch) -> None:
+    def __init__(
+        self,
+        state: Path,
+        retention: RetentionSection,
+        store: SqlRoundStore,
+        scratch: ExportScratch,
+        *,
+        spool_keys: SpoolKeys | None = None,
+        kept: KeptFiles = FOLDER_ALONE,
+    ) -> None:
+        """`spool_keys`: of the spools, where they do not lie beside these."""
         self._state, self._retention, self._store, self._scratch = state, retention, store, scratch
+        self._spool_keys = spool_keys or SpoolKeys(state / "spools")
+        self._kept = kept
 
     def collect(self, present: PresentPlan, now: float, *, dry_run: bool) -> list[Garbage]:
         """What goes, or would; `now` in Unix seconds. May be repeated, also after a crash."""
@@ -127,6 +141,8 @@ class Collector:
             return
         if item.kind in ("spools", "remains"):
             destroy_keys_below(item.path)
+        if item.kind == "spools":
+            self._spool_keys.destroy_below(item.path)
         if item.path.name.startswith(WORK_PREFIX):
             for copied in sorted(item.path.iterdir()):
                 files.erase(copied)
@@ -141,6 +157,8 @@ class Collector:
         else:
             item.path.unlink(missing_ok=True)
             files.sync_folder(item.path.parent)
+        if item.kind in ("spools", "models"):
+            self._kept.forget(item.path)
 
 
 def _all_but(folder: Path, present: PresentPlan) -> Iterator[Garbage]:

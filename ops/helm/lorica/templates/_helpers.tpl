@@ -63,3 +63,11 @@ affinity: {{- toYaml . | nindent 2 }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{- define "lorica.coordinatorMounts" -}}
+- {name: state, mountPath: /var/lib/lorica}
+- {name: tmp, mountPath: /tmp}
+{{- if .passphrase.existingSecret }}
+- {name: passphrase, mountPath: /etc/lorica/passphrase, readOnly: true}
+{{- end }}
+{{- end }}

@@ -56,8 +56,10 @@ def provenance(study: Study, lines: Sequence[Line]) -> str:
     commits = sorted({line["commit"] for line in lines if line["commit"]})
     seeds = sorted({line["seed"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
+    of_all = len(list(study.runs()))
+    count = f"{len(lines)} of {of_all}" if len(lines) < of_all else f"{of_all}"
     return wrapped(
-        f"{len(lines)} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
+        f"{count} runs, seeds {', '.join(map(str, seeds))}, {seconds / 3600:.1f} hours; begun with "
         f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit "
         f"{', '.join(commits) or 'unknown'}. Values of the plan: {values_of(study.plan) or 'the preset alone'}."
         + "".join(f" Of {SETUPS[name].label} alone: {values_of(values)}." for name, values in study.only.items())

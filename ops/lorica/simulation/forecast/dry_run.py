@@ -71,7 +71,12 @@ def dry_run(
         for silo, data in sorted(silos.items()):
             try:
                 settings = settings_of(data, device=device, threads=threads)
-                policy = SiloPolicy(rules=settings.policy, silo=silo, processes=settings.training.processes)
+                policy = SiloPolicy(
+                    rules=settings.policy,
+                    silo=silo,
+                    processes=settings.training.processes,
+                    rank_interface=settings.training.rank_interface,
+                )
                 problems += [_refusal(silo, objection) for objection in policy.objections(bundle)]
                 with enough_memory():
                     found, took = bench.tried(policy, SiloSources(settings, Path(folder) / "scratch" / silo))

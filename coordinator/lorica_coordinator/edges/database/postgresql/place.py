@@ -19,6 +19,7 @@ from lorica_security.errors import ConfigurationError, StorageError
 
 DRIVER: Final = "postgresql+psycopg"
 _KEY: Final = "[storage] database"
+_OPTION: Final = "--database"
 _LIKE: Final = (
     f"{DRIVER}://USER@HOST/DATABASE?sslmode=verify-full&sslrootcert=/PATH/ROOT.pem, or "
     f"{DRIVER}://USER@/DATABASE?host=/run/postgresql for a unix socket"
@@ -55,10 +56,10 @@ class DatabasePlace:
         return {"sslmode": "prefer", **query, **fixed}
 
     @classmethod
-    def parse(cls, text: str, settings: Path) -> "DatabasePlace":
-        """What `text` in the file `settings` means. Raises ConfigurationError, with the remedy and without the
-        password."""
-        where = f"{settings}: {_KEY}"
+    def parse(cls, text: str, settings: Path | None) -> "DatabasePlace":
+        """What `text` in the file `settings` means; None: in the command line. Raises ConfigurationError, with the
+        remedy and without the password."""
+        where = f"{settings}: {_KEY}" if settings else _OPTION
         try:
             url = make_url(text)
         except (ArgumentError, ValueError) as error:
@@ -69,7 +70,7 @@ class DatabasePlace:
             )
         query = _query(url, where)
         if url.password is not None:
-            _require_private(settings)
+            _require_private(settings, where)
         if not (url.username and url.database):
             raise ConfigurationError(f"{where} names no user or no database: use {_LIKE}")
         host = _host(url, query, where)
@@ -113,7 +114,12 @@ def _require_verified(query: dict[str, str], where: str, name: str) -> None:
         )
 
 
-def _require_private(settings: Path) -> None:
+def _require_private(settings: Path | None, where: str) -> None:
+    if settings is None:
+        raise ConfigurationError(
+            f"{where} has a password, and a command line is seen by every account of this machine: keep the password "
+            "in a file of mode 0600 that passfile=/PATH names, and change it"
+        )
     try:
         mode = settings.stat().st_mode & 0o7777
     except OSError as error:

@@ -1,0 +1,313 @@
+"""Files of the state folder, kept in a bucket beside a database that another coordinator may take over.
+
+A leader puts in its own term alone, and deletes by name what a transition of its own retired, of its own term and of
+those before: one that was overtaken and goes on neither overwrites nor deletes what a later term has. An index is put
+after its blocks and deleted before them, so what an index names is there.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.kept_file import (
+    BLOCK_BYTES,
+    INDEX,
+    MOST_INDEX_BYTES,
+    KeptFile,
+    ObjectName,
+    digest_of_block,
+    is_kept_kind,
+)
+from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.host import files
+from lorica_security.host.file_mark import FileMark
+
+R = TypeVar("R")
+
+AT_ONCE: Final = 4
+"""Blocks on their way, and in memory, whatever the number of files."""
+WORK: Final = "bringing"
+"""The folder, in the state folder, of what is being brought."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """Whose files: `sign` with the identity key that `public_key` is of, in its `term`."""
+
+    federation: str
+    term: int
+    public_key: Ed25519PublicKey
+    sign: Callable[[str, bytes], bytes]
+
+
+class KeptInBucket:
+    """Implements `KeptFiles` for the state folder `root`. `look` at the bucket first."""
+
+    def __init__(self, root: Path, bucket: Bucket, leader: Leader, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._root = root
+        self._block_bytes = block_bytes
+        self._bucket = bucket
+        self._leader = leader
+        self._objects: dict[str, set[ObjectName]] = {}  # by path
+        self._marks: dict[str, FileMark] = {}
+        self._unneeded: set[ObjectName] = set()
+        self._lock = threading.Lock()  # over what is known
+        self._deleting = threading.Lock()
+        self._workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bucket")
+        self._memory = threading.local()
+
+    @property
+    def name(self) -> str:
+        return self._bucket.name
+
+    def close(self) -> None:
+        self._workers.shutdown(cancel_futures=True)
+
+    def look(self) -> None:
+        """List what is kept. Raises StorageError where a later term than this leader's has been there."""
+        found: dict[str, set[ObjectName]] = {}
+        for name in self._bucket.names():
+            one = ObjectName.parse(name)
+            if one is None:
+                continue
+            if one.term >= self._leader.term:
+                raise StorageError(
+                    f"{self.name} has files of term {one.term}, and this coordinator leads in term "
+                    f"{self._leader.term}: the database was brought back from an earlier instant, or another "
+                    "coordinator has this prefix; bring the bucket back of the same instant, or name a new prefix in "
+                    "[storage] blobs where the state folder has every file"
+                )
+            found.setdefault(one.path, set()).add(one)
+        with self._lock:
+            self._objects = found
+
+    # --- KeptFiles
+
+    def keep(self, *paths: Path) -> None:
+        for path in paths:
+            self._keep(path)
+
+    def forget(self, *paths: Path) -> None:
+        with self._lock:
+            for path in paths:
+                for kept in self._below(path):
+                    self._unneeded |= self._objects.pop(kept)
+                    self._marks.pop(kept, None)
+        self._delete_unneeded()
+
+    def below(self, folder: Path) -> frozenset[Path]:
+        with self._lock:
+            return frozenset(self._root / path for path in self._below(folder) if self._newest(path) is not None)
+
+    # --- from the bucket
+
+    def paths(self) -> tuple[str, ...]:
+        """Of the files that are kept, below the state folder; a model's parameters come last."""
+        with self._lock:
+            kept = [path for path in self._objects if self._newest(path) is not None]
+        return tuple(sorted(kept, key=lambda path: (path.endswith(".safetensors"), path)))
+
+    def bring(self, path: str) -> bool:
+        """Have the file at `path` in the folder as it is kept; whether that took more than a look at it.
+
+        Raises IntegrityError for a block or index that is missing, cut or another one, StorageError.
+        """
+        with self._lock:
+            newest = self._newest(path)
+        assert newest is not None
+        raw = self._bucket.get(str(newest), MOST_INDEX_BYTES)
+        where = f"{self.name}{newest}"
+        if raw is None:
+            raise IntegrityError(f"{where} is gone: somebody deletes there; restore it from the bucket's versions")
+        leader = self._leader
+        kept = KeptFile.parse(
+            raw, leader.public_key, federation=leader.federation, path=path, term=newest.term, where=where
+        )
+        target = self._root / path
+        mark = self._same(target, kept)
+        brought = mark is None
+        if mark is None:
+            mark = self._fetch(kept, target)
+        with self._lock:
+            self._marks[path] = mark
+        return brought
+
+    def _fetch(self, kept: KeptFile, target: Path) -> FileMark:
+        work = self._root / WORK / target.name
+        try:
+            work.parent.mkdir(mode=0o700, exist_ok=True)
+            work.unlink(missing_ok=True)
+            descriptor = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(descriptor, kept.size)
+                self._for_each(range(len(kept.blocks)), lambda number: self._fetch_block(kept, number, descriptor))
+                os.fsync(descriptor)
+                mark = FileMark.of(descriptor)
+            finally:
+                os.close(descriptor)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            work.rename(target)
+            files.sync_folder(target.parent)
+            return mark
+        except OSError as error:
+            raise StorageError(f"{target} cannot be brought: {error.strerror or error}") from error
+
+    def _fetch_block(self, kept: KeptFile, number: int, descriptor: int) -> None:
+        name = kept.block(number)
+        content = self._bucket.get(name, kept.size_of(number))
+        if content is None:
+            raise IntegrityError(
+                f"{self.name}{name} is missing: restore it from the bucket's versions, or delete what is below "
+                f"{self.name}{kept.index.removesuffix(INDEX)} to go on without that file"
+            )
+        kept.check(number, content, f"{self.name}{name}")
+        files.write_at(descriptor, content, number * kept.block_bytes)
+
+    def _same(self, target: Path, kept: KeptFile) -> FileMark | None:
+        """The file's mark where it holds what is kept."""
+        try:
+            descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            mark = FileMark.of(descriptor)
+            if mark.size != kept.size:
+                return None
+            found = self._for_each(
+                range(len(kept.blocks)),
+                lambda number: (
+                    digest_of_block(self._read(descriptor, number * kept.block_bytes, kept.size_of(number)))
+                    == kept.blocks[number]
+                ),
+            )
+            return mark if all(found) else None
+        except OSError:
+            return None  # an unreadable one is brought
+        finally:
+            os.close(descriptor)
+
+    # --- into the bucket
+
+    def _keep(self, path: Path) -> None:
+        relative = self._relative(path)
+        if not is_kept_kind(relative):
+            raise StorageError(f"{path} is none of the files that are kept: it is not put into {self.name}")
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        try:
+            mark = FileMark.of(descriptor)
+            with self._lock:
+                if self._marks.get(relative) == mark:
+                    return
+            count = -(-mark.size // self._block_bytes)
+            digests = self._for_each(range(count), lambda number: self._put_block(relative, descriptor, number, mark))
+            if FileMark.of(descriptor) != mark:
+                raise StorageError(f"{path} was written while it was put into {self.name}: it is put again")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        finally:
+            os.close(descriptor)
+        leader = self._leader
+        kept = KeptFile(
+            federation=leader.federation,
+            path=relative,
+            term=leader.term,
+            size=mark.size,
+            block_bytes=self._block_bytes,
+            blocks=tuple(digests),
+        )
+        self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
+        named = {kept.index, *(kept.block(number) for number in range(count))}
+        with self._lock:
+            objects = self._objects.setdefault(relative, set())
+            objects.add(ObjectName(leader.term, relative, INDEX))
+            former = {one for one in objects if one.term == leader.term and str(one) not in named}
+            objects -= former
+            self._unneeded |= former
+            self._marks[relative] = mark
+
+    def _put_block(self, path: str, descriptor: int, number: int, mark: FileMark) -> str:
+        begin = number * self._block_bytes
+        content = self._read(descriptor, begin, min(self._block_bytes, mark.size - begin))
+        digest = digest_of_block(content)
+        name = ObjectName(self._leader.term, path, f"{number:06}-{digest}")
+        with self._lock:
+            is_there = name in self._objects.get(path, ())  # of this term, so an earlier try came so far
+        if not is_there:
+            self._put(name, content)
+        with self._lock:
+            self._objects.setdefault(path, set()).add(name)
+        return digest
+
+    def _put(self, name: ObjectName, content: bytes | memoryview) -> None:
+        with self._lock:
+            is_doomed = name in self._unneeded
+        if is_doomed:
+            with self._deleting, self._lock:  # not while it is being deleted
+                self._unneeded.discard(name)
+        self._bucket.put(str(name), content)
+
+    def _read(self, descriptor: int, begin: int, size: int) -> memoryview:
+        """`size` bytes of an open file from `begin` on, in this worker's memory."""
+        memory = getattr(self._memory, "block", None)
+        if memory is None:
+            memory = self._memory.block = memoryview(bytearray(BLOCK_BYTES))
+        content: memoryview = memory[:size]
+        done = 0
+        while done < len(content):
+            count = os.preadv(descriptor, [content[done:]], begin + done)
+            if count == 0:
+                raise OSError("it was cut while it was read")
+            done += count
+        return content
+
+    def _for_each(self, numbers: Iterable[int], work: Callable[[int], R]) -> list[R]:
+        """What `work` says of each, by AT_ONCE workers; the first error ends it, once none is at work any more."""
+        tasks: list[Future[R]] = [self._workers.submit(work, number) for number in numbers]
+        try:
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()
+
+    # --- what is retired
+
+    def _delete_unneeded(self) -> None:
+        """An index before its blocks. What cannot be deleted now is tried again with what is retired next."""
+        with self._deleting:
+            with self._lock:
+                gone = sorted(self._unneeded, key=lambda one: (one.part != INDEX, one.path))
+            assert all(one.term <= self._leader.term for one in gone)
+            indices = [one for one in gone if one.part == INDEX]
+            for some in (indices, gone[len(indices) :]):
+                if some:
+                    self._bucket.delete(map(str, some))
+                    with self._lock:
+                        self._unneeded -= set(some)
+
+    def _newest(self, path: str) -> ObjectName | None:
+        """Its index of the latest term. Holds the lock."""
+        return max(
+            (one for one in self._objects.get(path, ()) if one.part == INDEX), key=lambda one: one.term, default=None
+        )
+
+    def _below(self, path: Path) -> list[str]:
+        """Holds the lock."""
+        relative = self._relative(path)
+        below = "" if relative == "." else f"{relative}/"
+        return [kept for kept in self._objects if kept == relative or kept.startswith(below)]
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()

@@ -1,0 +1,39 @@
+"""What `[storage] blobs` comes to: a bucket that the leader's files are kept in, settled before anything else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.bucket_place import BucketPlace
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
+from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, settle
+from lorica_coordinator.settings import Settings
+from lorica_security.errors import ConfigurationError
+
+
+def bucket_place(settings: Settings, file: Path) -> BucketPlace:
+    """What `settings`, read from `file`, name. Raises ConfigurationError."""
+    if not settings.storage.database:
+        raise ConfigurationError(
+            f"{file}: [storage] blobs is set, and database is not: without PostgreSQL no coordinator elsewhere could "
+            "go on with what is kept there; set [storage] database, or leave blobs empty"
+        )
+    return BucketPlace.parse(settings.storage.blobs, file)
+
+
+@contextmanager
+def kept_in_bucket(
+    settings: Settings, file: Path, leader: Leader, has_key: HasKey, beat: Callable[[], None], every_s: float
+) -> Iterator[KeptInBucket]:
+    """Raises ConfigurationError, IntegrityError or StorageError before the block. Until then `beat` is called every
+    `every_s` seconds."""
+    bucket = Bucket.at(bucket_place(settings, file))
+    kept = KeptInBucket(settings.state_folder, bucket, leader)
+    try:
+        with meanwhile(beat, every_s):
+            probe(bucket)
+            settle(kept, settings.state_folder, has_key)
+        yield kept
+    finally:
+        kept.close()

@@ -1,0 +1,225 @@
+"""A plan whose coordinator's machine is lost in a round: another one, with an empty folder, a bucket, the database and
+the vault of keys, goes on with the same round to the same model.
+
+The bucket is moto's, a process on loopback. The database is SQLite in a folder of its own, standing for PostgreSQL: what
+matters here is that it is elsewhere.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
+from lorica_coordinator.edges.kept.settled import settle
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+from lorica_coordinator.rounds.states import Collecting, Finished
+from lorica_coordinator.service.records import RoundRow
+from lorica_security.errors import StorageError
+from silo_wire.messages import Order, Train
+from silo_wire.plans.plan import PlanBundle
+from tests.support.coordinator_service import (
+    FEDERATION,
+    Running,
+    SiloStandIn,
+    add_plan,
+    load_keys,
+    make_coordinator_folder,
+    running,
+)
+from tests.support.s3_server import S3Server, running_moto
+from tests.unit.test_rounds_service import QUIET, attending, is_finished, two_silos, work_together
+
+SCHEDULE = {"rounds": 2, "min_silos": 2}
+BLOCK = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys, and a plan of two rounds with a server optimizer that has state, published in bfloat16."""
+    folder = tmp_path_factory.mktemp("coordinator")
+    make_coordinator_folder(folder)
+    optimizer = {"server_optimizer": "adam", "server_learning_rate": 0.01}
+    add_plan(folder, "kept", schedule=SCHEDULE, evaluation=QUIET, aggregation=optimizer, wire={"update": "float32"})
+    return folder
+
+
+class Fallible(Bucket):
+    """Refuses to take what `refuses`, an object by its name; `refused` has the names."""
+
+    def __init__(self, name: str, prefix: str, store: Any) -> None:
+        super().__init__(name, prefix, store)
+        self.refuses: Callable[[str], bool] = lambda name: False
+        self.refused: list[str] = []
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        if self.refuses(name):
+            self.refused.append(name)
+            raise StorageError("the bucket is away")
+        super().put(name, content)
+
+
+class Machines:
+    """Each with a folder of its own; keys, vault and database are elsewhere, and outlast them."""
+
+    def __init__(self, root: Path, made: Path, bucket: Bucket) -> None:
+        self.root, self.bucket, self.term = root, bucket, 0
+        shutil.copytree(made / "keys", root / "keys")
+        self._plans = made / "plans"
+
+    def folder(self, name: str) -> Path:
+        return self.root / name
+
+    @asynccontextmanager
+    async def leading(self, name: str, *, with_plans: bool = False) -> AsyncIterator[Running]:
+        folder = self.folder(name)
+        folder.mkdir(exist_ok=True)
+        if not (folder / "keys").exists():
+            (folder / "keys").symlink_to(self.root / "keys")
+        if with_plans:
+            shutil.copytree(self._plans, folder / "plans")
+        self.term += 1
+        keys, vault = load_keys(folder), SpoolKeys(folder / "spools", self.root / "vault" / "spools", self.term)
+
+        def has_key(update: Path, name: str) -> bool:
+            path = vault.path(update, name)
+            return path is not None and path.is_file()
+
+        leader = Leader(federation=FEDERATION, term=self.term, public_key=keys.identity.public_key(), sign=keys.sign)
+        kept = KeptInBucket(folder, self.bucket, leader, block_bytes=BLOCK)
+        settle(kept, folder, has_key)
+        store = SqlRoundStore(self.root / "state.sqlite", FEDERATION)
+        async with running(folder, store=store, kept=kept, spool_keys=vault) as at_work:
+            yield at_work
+        kept.close()
+
+
+def rows(of: tuple[RoundRow, ...]) -> list[tuple[Any, ...]]:
+    return [(row.round, row.attempt, row.outcome, row.model, [silo.silo for silo in row.silos]) for row in of]
+
+
+async def one_update_of(coordinator: Running, silo: SiloStandIn, order: Train, *, is_there: bool = False) -> None:
+    """`is_there`: all chunks of it, and only the commit is asked for again."""
+    bundle = PlanBundle.decode(await coordinator.service.plan_bundle(order.key.plan), order.key.plan)
+    delta = silo.delta(bundle, order.key.round)
+    header = silo.header(order.key, order.model, bundle, delta)
+    first = header.manifest.chunks if is_there else 0
+    await silo.upload(coordinator.service, replace(header, first_chunk=first), delta)
+
+
+def is_second_train(order: Order) -> bool:
+    return isinstance(order, Train) and order.key.round == 2
+
+
+async def undisturbed(folder: Path) -> list[tuple[Any, ...]]:
+    async with running(folder) as coordinator:
+        silos = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+        await work_together(coordinator.service, *silos, until=is_finished)
+        return rows(await coordinator.service.rounds())
+
+
+async def test_another_machine_goes_on_with_the_round_to_the_same_model(
+    moto: S3Server, made: Path, tmp_path: Path
+) -> None:
+    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
+    machines = Machines(tmp_path, made, moto.bucket("north"))
+    async with machines.leading("first", with_plans=True) as coordinator:
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+        await work_together(coordinator.service, bank, hospital, until=is_second_train)
+        async with attending(coordinator.service, bank) as of_bank, attending(coordinator.service, hospital):
+            order = await of_bank(Train)
+            assert order.key.round == 2
+            await one_update_of(coordinator, bank, order)
+        state = coordinator.service._loop.state
+        assert isinstance(state, Collecting)
+        assert [update.silo for update in state.updates] == [bank.name]
+    committed = {name for name in machines.bucket.names() if "/spools/" in name}
+    assert {name.rsplit("/", 2)[1] for name in committed} == {f"{bank.name}.delta", f"{bank.name}.json"}
+    shutil.rmtree(machines.folder("first"))
+
+    async with machines.leading("second") as coordinator:
+        assert not (coordinator.folder / "plans").exists()
+        await work_together(coordinator.service, bank, hospital, until=is_finished)
+        assert isinstance(coordinator.service._loop.state, Finished)
+        assert rows(await coordinator.service.rounds()) == expected
+    await nothing_is_left_but_the_newest(machines)
+
+
+async def nothing_is_left_but_the_newest(machines: Machines) -> None:
+    names = set(machines.bucket.names())
+    assert not [name for name in names if "/spools/" in name]
+    models = {name.rsplit("/", 2)[1] for name in names if name.rsplit("/", 2)[1].endswith(".safetensors")}
+    kept = {path.name for path in machines.folder("second").rglob("*.safetensors")}
+    assert models == kept
+    assert len(models) <= 2, "the newest and the best"
+    assert not list((machines.root / "vault").rglob("*.key"))
+
+
+async def test_without_the_vault_the_round_goes_on_without_that_update(
+    moto: S3Server, made: Path, tmp_path: Path
+) -> None:
+    machines = Machines(tmp_path, made, moto.bucket("no-vault"))
+    async with machines.leading("first", with_plans=True) as coordinator:
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+        async with attending(coordinator.service, bank) as of_bank, attending(coordinator.service, hospital) as other:
+            order, _ = await asyncio.gather(of_bank(Train), other(Train))
+            await one_update_of(coordinator, bank, order)
+        content = b"".join(
+            path.read_bytes() for path in machines.folder("first").rglob("*.key") if "keys" not in path.parts
+        )
+        assert content == b""
+        keys = [path.read_bytes() for path in (machines.root / "vault").rglob("*.key")]
+        assert [len(key) for key in keys] == [32]
+    for name in machines.bucket.names():
+        found = machines.bucket.get(name, BLOCK)
+        assert found is not None
+        assert keys[0] not in bytes(found), "a key of an update is in no bucket"
+    shutil.rmtree(machines.folder("first"))
+    shutil.rmtree(machines.root / "vault")
+    async with machines.leading("second") as coordinator:
+        await asyncio.gather(*(silo.work(coordinator.service, until=is_finished) for silo in (bank, hospital)))
+        found_rows = await coordinator.service.rounds()
+        assert [row.outcome for row in found_rows if row.outcome == "applied"] == ["applied"] * 2
+
+
+async def test_a_round_goes_on_when_its_bucket_is_back(moto: S3Server, made: Path, tmp_path: Path) -> None:
+    """Away as an update is committed and as the model is made: refused by name, tried again, nothing lost."""
+    bucket = Fallible.at(moto.place("away"))
+    machines = Machines(tmp_path, made, bucket)
+    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
+    async with machines.leading("first", with_plans=True) as coordinator:
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+        async with attending(coordinator.service, bank) as of_bank, attending(coordinator.service, hospital) as other:
+            order, _ = await asyncio.gather(of_bank(Train), other(Train))
+            bucket.refuses = lambda name: True
+            with pytest.raises(StorageError, match="the bucket is away"):
+                await one_update_of(coordinator, bank, order)
+            state = coordinator.service._loop.state
+            assert isinstance(state, Collecting)
+            assert state.updates == ()
+            bucket.refuses = lambda name: False
+            await one_update_of(coordinator, bank, order, is_there=True)
+            bucket.refused.clear()
+            bucket.refuses = lambda name: "/models/" in name and not bucket.refused
+            await one_update_of(coordinator, hospital, order)
+        await work_together(coordinator.service, bank, hospital, until=is_finished)
+        assert len(bucket.refused) == 1
+        assert coordinator.metric("lorica_errors_total", kind="StorageError") >= 1
+        assert rows(await coordinator.service.rounds()) == expected

@@ -1,0 +1,477 @@
+"""Files kept in a bucket: what was put comes back byte for byte, or it is refused by its name.
+
+Whoever writes the bucket chooses every byte of it, which objects there are, and what is deleted when; a leader that was
+overtaken chooses when it goes on. Both are searched over. The store is obstore's own in memory; over servers:
+tests/integration/test_buckets.py.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from obstore.store import MemoryStore
+
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
+from lorica_coordinator.edges.kept.settled import Settled, settle
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
+from lorica_coordinator.vectors.spool_key import make_key
+from lorica_coordinator.vectors.stored_vector import write_record
+from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.identity import identity_key
+from silo_wire.canonical import canonical_json
+from tests.support.coordinator_edges import FEDERATION
+
+KEY = identity_key.new_identity_key()
+BLOCK = 64
+PLAN, MODEL = "ab" * 32, "cd" * 32
+MODEL_PATH = f"models/{PLAN}/{MODEL}.safetensors"
+STATE_PATH = f"models/{PLAN}/{MODEL}.optimizer/m.f32"
+BUNDLE_PATH = f"bundles/{PLAN}.bundle"
+VERDICTS_PATH = f"models/{PLAN}/evidence/{MODEL}.verdicts"
+SPOOL_PATH = f"spools/{PLAN}/3-1/clinic-c.delta"
+PATHS = (MODEL_PATH, STATE_PATH, BUNDLE_PATH, VERDICTS_PATH)
+
+
+class MemoryBucket(Bucket):
+    """obstore's memory keeps no copy of what it is given, as a server does, but the very memory."""
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        super().put(name, bytes(content))
+
+
+class Place:
+    """A coordinator's folder on a machine of its own, in one term, over a store that all share."""
+
+    def __init__(self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY) -> None:
+        self.root = root
+        self.bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+        leader = Leader(
+            federation=FEDERATION,
+            term=term,
+            public_key=key.public_key(),
+            sign=lambda domain, statement: identity_key.sign(key, domain=domain.encode(), payload=statement),
+        )
+        self.kept = KeptInBucket(root, self.bucket, leader, block_bytes=BLOCK)
+        self.keys = SpoolKeys(root / "spools", root / "attempt-keys" / "spools", term)
+
+    def write(self, path: str, content: bytes) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    def keep(self, path: str, content: bytes) -> None:
+        self.kept.keep(self.write(path, content))
+
+    def settle(self) -> Settled:
+        return settle(self.kept, self.root, self.has_key)
+
+    def has_key(self, update: Path, name: str) -> bool:
+        path = self.keys.path(update, name)
+        return path is not None and path.is_file()
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            path.relative_to(self.root).as_posix(): path.read_bytes()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file()
+        }
+
+    @property
+    def objects(self) -> set[str]:
+        return set(self.bucket.names())
+
+
+Makes = Callable[..., Place]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Makes:
+    store = MemoryStore()
+
+    def make(term: int, name: str | None = None, key: Ed25519PrivateKey = KEY) -> Place:
+        root = tmp_path / (name or f"of-term-{term}")
+        root.mkdir(exist_ok=True)
+        return Place(root, store, term, key)
+
+    return make
+
+
+def test_what_is_kept_comes_back_on_an_empty_folder_and_the_folder_alone_keeps_nothing(
+    place: Makes, tmp_path: Path
+) -> None:
+    first = place(1)
+    assert first.settle() == Settled(0, 0)
+    contents = {path: bytes([number]) * (BLOCK * number + 1) for number, path in enumerate(PATHS)}
+    for path, content in contents.items():
+        first.keep(path, content)
+    before = first.objects
+    first.kept.keep(*(first.root / path for path in PATHS))
+    assert first.objects == before
+
+    second = place(2)
+    assert second.settle() == Settled(len(PATHS), 0)
+    assert second.files() == contents
+    assert second.settle() == Settled(0, 0), "the same again is a look alone"
+    assert not (second.root / WORK).exists()
+    assert second.kept.below(second.root / "models") == {second.root / path for path in PATHS if "models" in path}
+
+    alone: KeptFiles = FOLDER_ALONE
+    alone.keep(tmp_path / "nothing")
+    alone.forget(tmp_path / "nothing")
+    assert alone.below(tmp_path) == frozenset()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 5 * BLOCK + 1), min_size=1, max_size=4),
+    put_at_most=st.integers(0, 12),
+    rewritten=st.lists(st.integers(0, 3), max_size=4),
+)
+def test_any_sizes_and_a_bucket_that_goes_away_after_any_put(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], put_at_most: int, rewritten: list[int]
+) -> None:
+    """Whatever came through before it went away: what is there opens, and trying again ends with all of it."""
+    folder, store = tmp_path_factory.mktemp("any"), MemoryStore()
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    first = Place(folder / "a", store, 1)
+    first.settle()
+    puts, real = 0, first.bucket.put
+
+    def put(name: str, content: bytes | memoryview) -> None:
+        nonlocal puts
+        puts += 1
+        if puts > put_at_most:
+            raise StorageError("the bucket went away")
+        real(name, content)
+
+    first.bucket.put = put  # type: ignore[method-assign]
+    contents = {path: bytes((size + at) % 251 for at in range(size)) for path, size in zip(PATHS, sizes, strict=False)}
+    kept = set()
+    try:
+        for path, content in contents.items():
+            first.keep(path, content)
+            kept.add(path)
+    except StorageError:
+        pass
+    second = Place(folder / "b", store, 2)
+    second.settle()
+    assert second.files() == {path: contents[path] for path in kept}
+
+    first.bucket.put = real  # type: ignore[method-assign]
+    for number in rewritten:
+        path = PATHS[number % len(contents)]
+        contents[path] = contents[path][::-1] + b"!"
+    for path, content in contents.items():
+        first.keep(path, content)
+    first.kept.forget(folder / "a" / "nothing")
+    (folder / "c").mkdir()
+    third = Place(folder / "c", store, 3)
+    third.settle()
+    assert third.files() == contents
+    named = {name for path in contents for name in _named(first, path)}
+    assert first.objects == named, "nothing else is left of what was tried and written over"
+
+
+def _named(place: Place, path: str, term: int = 1) -> set[str]:
+    index = str(ObjectName(term, path, INDEX))
+    raw = place.bucket.get(index, 1 << 20)
+    assert raw is not None
+    kept = KeptFile.parse(raw, KEY.public_key(), federation=FEDERATION, path=path, term=term, where=index)
+    return {index, *(kept.block(number) for number in range(len(kept.blocks)))}
+
+
+# --- who writes the bucket
+
+
+HOSTILE = (
+    "cut",
+    "longer",
+    "flipped",
+    "deleted",
+    "of another block",
+)
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place: Makes, how: str, block: int) -> None:
+    first = place(1)
+    first.settle()
+    first.keep(MODEL_PATH, b"a" * BLOCK + b"b" * BLOCK + b"c" * 10)
+    name = sorted(one for one in first.objects if f"/{block:06}-" in one)[0]
+    content = first.bucket.get(name, BLOCK)
+    assert content is not None
+    raw = bytes(content)
+    if how == "deleted":
+        first.bucket.delete([name])
+    else:
+        other = {
+            "cut": raw[:-1],
+            "longer": raw + b"x",
+            "flipped": bytes([raw[0] ^ 1]) + raw[1:],
+            "of another block": b"z" * len(raw),
+        }[how]
+        first.bucket.put(name, other)
+    second = place(2)
+    with pytest.raises((IntegrityError, StorageError), match="restore") as caught:
+        second.settle()
+    assert name in str(caught.value)
+    assert second.files().keys() <= {f"{WORK}/{MODEL}.safetensors"}, "nothing of it is where anybody reads"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_index_counts_but_one_that_the_coordinator_signed_for_this_place(place: Makes, data: st.DataObject) -> None:
+    """Any bytes, any change of a field, an index of another path, term, federation or key."""
+    stranger = identity_key.new_identity_key()
+    fields = {"federation": FEDERATION, "path": MODEL_PATH, "term": 1, "size": 3, "block_bytes": BLOCK}
+    good = KeptFile(**fields, blocks=("00" * 32,))  # type: ignore[arg-type]
+
+    def signed(kept: KeptFile, key: Ed25519PrivateKey = KEY) -> bytes:
+        return kept.to_bytes(lambda domain, text: identity_key.sign(key, domain=domain.encode(), payload=text))
+
+    value = json.loads(signed(good))
+    changed = data.draw(
+        st.one_of(
+            st.binary(max_size=200),
+            st.just(signed(good, stranger)),
+            st.just(signed(replace(good, path=STATE_PATH))),
+            st.just(signed(replace(good, term=2))),
+            st.just(signed(replace(good, federation="others"))),
+            st.just(signed(replace(good, size=BLOCK + 1))),
+            st.just(signed(replace(good, block_bytes=0))),
+            st.just(signed(replace(good, block_bytes=1 << 30))),
+            st.just(signed(replace(good, blocks=("../" * 20,)))),
+            st.builds(
+                lambda key, new: canonical_json({**value, "file": {**value["file"], key: new}}),
+                st.sampled_from(sorted(value["file"])),
+                st.one_of(st.none(), st.integers(-1, 9), st.text(max_size=9), st.just([]), st.just(["11" * 32])),
+            ),
+            st.builds(lambda text: canonical_json({**value, "signature": text}), st.text("0f", max_size=130)),
+        )
+    )
+    with_where = {"federation": FEDERATION, "path": MODEL_PATH, "term": 1, "where": "THERE"}
+    if changed == signed(good) or json.loads(signed(good)) == _loaded(changed):
+        return
+    with pytest.raises(IntegrityError, match="THERE"):
+        KeptFile.parse(changed, KEY.public_key(), **with_where)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["path", "term", "federation"])
+def test_an_index_is_of_its_own_place_alone(place: Makes, what: str) -> None:
+    """Who writes the bucket copies one of this coordinator's own, signed, to another name."""
+    first = place(1)
+    first.settle()
+    first.keep(MODEL_PATH, b"the model")
+    index = first.bucket.get(str(ObjectName(1, MODEL_PATH, INDEX)), 1 << 20)
+    assert index is not None
+    here = {"federation": FEDERATION, "path": MODEL_PATH, "term": 1}
+    other = here | {"federation": "others", "path": STATE_PATH, "term": 2}
+    KeptFile.parse(index, KEY.public_key(), **here, where="THERE")  # type: ignore[arg-type]
+    with pytest.raises(IntegrityError, match="THERE is the index of another file"):
+        KeptFile.parse(index, KEY.public_key(), **{**here, what: other[what]}, where="THERE")  # type: ignore[arg-type]
+
+
+def _loaded(raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+@given(text=st.text(max_size=120) | st.from_regex(r"t[0-9]{10}/[a-z./-]{1,40}/(index|[0-9]{6}-[0-9a-f]{64})"))
+def test_no_name_leads_outside_the_files_that_are_kept(text: str) -> None:
+    one = ObjectName.parse(text)
+    if one is not None:
+        assert is_kept_kind(one.path)
+        assert ".." not in one.path.split("/")
+        assert str(one) == text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../etc/cron.d/x", "keys/identity.key", "state.sqlite", "attempt-keys/x.key", "federation.toml",
+        f"models/{PLAN}/../../keys/{MODEL}.safetensors", f"spools/{PLAN}/3-1/clinic-c.key", f"bundles/{PLAN}.bundle\n",
+        f"models/{PLAN}/spare/0.spare", f"plans/first/{MODEL}.safetensors", "audit/log", "held.lock",
+    ],
+)  # fmt: skip
+def test_what_is_none_of_these_files_is_neither_put_nor_brought(place: Makes, path: str) -> None:
+    first = place(1)
+    first.settle()
+    if ".." not in path:
+        with pytest.raises(StorageError, match="is none of the files that are kept"):
+            first.keep(path, b"secret")
+    if ".." not in path and path.isprintable():  # the library itself lists no other
+        first.bucket.put(f"t0000000000/{path}/{INDEX}", b"{}")
+    assert ObjectName.parse(f"t0000000000/{path}/{INDEX}") is None
+    second = place(2)
+    assert second.settle() == Settled(0, 0)
+    assert second.files() == {}
+
+
+# --- terms
+
+
+def test_a_leader_that_was_overtaken_neither_overwrites_nor_deletes_what_a_later_one_has(place: Makes) -> None:
+    stale, leader = place(7), place(8)
+    stale.settle()
+    stale.keep(MODEL_PATH, b"of term 7")
+    leader.settle()
+    leader.keep(MODEL_PATH, b"of term 8")
+    leader.keep(VERDICTS_PATH, b"of term 8")
+    before = {name for name in leader.objects if name.startswith("t0000000008/")}
+    stale.keep(MODEL_PATH, b"of term 7, late")
+    stale.kept.forget(stale.root / "models")
+    assert {name for name in leader.objects if name.startswith("t0000000008/")} == before
+    assert not [name for name in leader.objects if name.startswith("t0000000007/")]
+    after = place(9)
+    after.settle()
+    assert after.files() == {MODEL_PATH: b"of term 8", VERDICTS_PATH: b"of term 8"}
+
+
+def test_a_model_that_an_earlier_term_kept_is_kept_anew_when_it_is_made_again(place: Makes) -> None:
+    """The earlier leader may still let its own go."""
+    stale, leader = place(7), place(8)
+    stale.settle()
+    stale.keep(MODEL_PATH, b"the model")
+    leader.settle()
+    (leader.root / MODEL_PATH).unlink()
+    leader.keep(MODEL_PATH, b"the model")
+    stale.kept.forget(stale.root / "models")
+    after = place(9)
+    after.settle()
+    assert after.files() == {MODEL_PATH: b"the model"}
+
+
+def test_what_is_retired_goes_from_all_terms_until_this_one(place: Makes) -> None:
+    for term in (1, 2):
+        one = place(term)
+        one.settle()
+        one.keep(MODEL_PATH, b"%d" % term)
+    last = place(3)
+    last.settle()
+    last.keep(BUNDLE_PATH, b"stays")
+    last.kept.forget(last.root / "models" / PLAN)
+    assert {name.split("/")[1] for name in last.objects} == {"bundles"}
+    assert last.kept.below(last.root) == {last.root / BUNDLE_PATH}
+
+
+def test_what_could_not_be_deleted_goes_with_what_is_retired_next(place: Makes) -> None:
+    one = place(1)
+    one.settle()
+    one.keep(MODEL_PATH, b"x" * 3 * BLOCK)
+    one.keep(BUNDLE_PATH, b"y")
+    real = one.bucket.delete
+
+    def refuse(names: object) -> None:
+        raise StorageError("it may not delete")
+
+    one.bucket.delete = refuse  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="it may not delete"):
+        one.kept.forget(one.root / MODEL_PATH)
+    one.bucket.delete = real  # type: ignore[method-assign]
+    one.keep(MODEL_PATH, b"x" * BLOCK)  # what is put again meanwhile stays
+    one.kept.forget(one.root / BUNDLE_PATH)
+    after = place(2)
+    after.settle()
+    assert after.files() == {MODEL_PATH: b"x" * BLOCK}
+    assert one.objects == _named(one, MODEL_PATH)
+
+
+def test_files_of_a_term_that_is_not_over_are_refused(place: Makes) -> None:
+    """The database was brought back from an earlier instant: nobody can say which of the two is right."""
+    place(5).keep(MODEL_PATH, b"x")
+    for term in (4, 5):
+        with pytest.raises(StorageError, match=r"term 5.*the database was brought back.*name a new prefix"):
+            place(term, name=f"late-{term}").settle()
+
+
+# --- a folder that is not empty
+
+
+def test_what_another_leader_wrote_since_takes_the_place_of_what_the_folder_has(place: Makes) -> None:
+    here, there = place(1, "here"), place(2, "there")
+    here.settle()
+    here.keep(VERDICTS_PATH, b"one verdict, here")
+    there.settle()
+    there.keep(VERDICTS_PATH, b"more verdicts there")
+    again = place(3, "here")
+    assert again.settle() == Settled(1, 0)
+    assert again.files() == {VERDICTS_PATH: b"more verdicts there"}
+
+
+def test_a_folder_is_put_into_a_new_bucket_but_for_updates_that_nobody_can_read(place: Makes) -> None:
+    one = place(1)
+    one.write(MODEL_PATH, b"m")
+    one.write(f"models/{PLAN}/spare/0.spare", b"noise")
+    for silo, norm, has_key in (("bank-a", 1.0, True), ("bank-b", None, True), ("clinic-c", 1.0, False)):
+        delta = one.write(f"spools/{PLAN}/3-1/{silo}.delta", b"ciphertext")
+        name = one.keys.fresh()
+        write_record(delta.with_suffix(".json"), {"manifest": {}, "norm": norm, "key": name})
+        if has_key:
+            key = one.keys.path(delta.with_suffix(""), name)
+            assert key is not None
+            one.keys.provide(delta.parent)
+            make_key(key)
+    assert one.settle() == Settled(0, 3)
+    put = {str(path.relative_to(one.root)) for path in one.kept.below(one.root)}
+    assert put == {MODEL_PATH, *(f"spools/{PLAN}/3-1/bank-a.{kind}" for kind in ("delta", "json"))}
+    assert not [name for name in one.objects if ".key" in name]
+
+    without_keys = place(2)
+    assert without_keys.settle() == Settled(2, 0)
+    assert not [path for path in without_keys.files() if path.endswith(".delta")], "nobody could read it"
+
+
+def test_a_leader_that_was_overtaken_destroys_no_key_of_a_later_one(tmp_path: Path) -> None:
+    """It shares the folder of keys, and may open the same silo's update anew, or end every plan that it knows."""
+    vault, update = tmp_path / "vault" / "spools", Path(PLAN) / "3-1" / "clinic-c"
+
+    def of_term(term: int) -> SpoolKeys:
+        spools = tmp_path / f"machine-{term}" / "spools"
+        return SpoolKeys(spools, vault, term)
+
+    made = {}
+    for term in (6, 7, 8):
+        keys = of_term(term)
+        name = keys.fresh()
+        path = keys.path(keys.spools / update, name)
+        assert path is not None
+        keys.provide((keys.spools / update).parent)
+        make_key(path)
+        made[term] = (name, path)
+    stale = of_term(7)
+    stale.destroy(stale.spools / update, made[8][0])
+    assert made[8][1].exists()
+    stale.destroy_below(stale.spools)
+    assert {term: path.exists() for term, (_, path) in made.items()} == {6: False, 7: False, 8: True}
+    assert stale.names() == {PLAN}
+    of_term(8).destroy_below(of_term(8).spools / PLAN)
+    assert stale.names() == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../x", "8", "8.../etc/passwd", "8.0123456789ABCDEF", f"{'9' * 16}.{'0' * 16}"]
+)
+def test_a_record_names_no_key_outside_its_place(tmp_path: Path, name: str) -> None:
+    keys = SpoolKeys(tmp_path / "spools", tmp_path / "vault" / "spools", 8)
+    assert keys.path(tmp_path / "spools" / PLAN / "3-1" / "clinic-c", name) is None
+    assert SpoolKeys(tmp_path / "spools").path(tmp_path / "spools" / PLAN / "3-1" / "clinic-c", "8.x") is None
+
+
+def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
+    keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "spools", 8, own=False)
+    with pytest.raises(FileNotFoundError):
+        keys.provide(tmp_path / "spools" / PLAN / "3-1")
+    assert not (tmp_path / "mount").exists()
