@@ -63,6 +63,12 @@ COMMANDS = commands_of(
         "Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started.",
     ),
     Row(
+        "settle",
+        _IN + "upkeep_commands:settle",
+        "After pg_restore, before serve: shut out again who was revoked since, void invitations, stop the plan, close "
+        "those that released sums.",
+    ),
+    Row(
         "upgrade",
         _IN + "upkeep_commands:upgrade",
         "Bring the state to the tables of this release; a copy of the database is made first. The coordinator is "

@@ -27,7 +27,6 @@ from lorica_coordinator.edges.server.presented import Presented
 from lorica_coordinator.edges.status_page.page import status_page
 from lorica_coordinator.edges.status_page.refusals import RecentRefusals
 from lorica_coordinator.edges.sums.plan_parts import plan_parts
-from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.edges.telemetry.leadership_metrics import LeadershipCollector, Standing
 from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
@@ -76,6 +75,7 @@ async def service_of(
                 coordinator.settings.state_folder,
                 spools=spools,
                 make_aggregator=partial(_aggregator, coordinator, audit),
+                releases=coordinator.releases,
                 kept=coordinator.kept,
             ),
             spools=spools,
@@ -87,7 +87,7 @@ async def service_of(
         )
         service.authorities.on_change.append(partial(_authority_changed, coordinator, audit))
         service.groups.on_standing.append(partial(_groups_stand, audit))
-        service.groups.stood = newest_groups(audit.folder)
+        service.groups.stood = newest_groups(audit.place)
         await service.start()
         loop = asyncio.create_task(service.run())
         try:
@@ -128,7 +128,7 @@ def _aggregator(
         device=device,
         training=bundle.plan.training,
         privacy=bundle.plan.privacy,
-        releases=ReleaseLedger(coordinator.settings.state_folder / "privacy", tell=released(audit)),
+        releases=coordinator.releases_told(released(audit)),
         turns=bundle.turns,
         reprojected=bundle.reprojected,
         who=bundle.plan.semi_supervised.who_trains,

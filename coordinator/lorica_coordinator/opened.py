@@ -125,22 +125,30 @@ class Coordinator:
     @property
     def releases(self) -> "ReleaseLedger":
         """What was released under silo-level privacy, of all plans."""
+        return self.releases_told(None)
+
+    def releases_told(self, tell: "Callable[[Entry], None] | None") -> "ReleaseLedger":
+        """The same; `tell` hears of each entry before it is written."""
+        from lorica_coordinator.edges.database.open_store import release_rows
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 
-        return ReleaseLedger(self.settings.state_folder / "privacy")
+        kept = release_rows(self.settings, self.folder.settings, self.leadership)
+        return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""
+        from lorica_coordinator.edges.database.open_store import log_of
         from lorica_security.on_disk.log_file import AuditLog
 
+        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership)
         writer = Identity(self.federation, Role.COORDINATOR).uri
-        return AuditLog(self.folder.audit, writer=writer, key=self.keys.identity, clock=clock)
+        return AuditLog(place, writer=writer, key=self.keys.identity, clock=clock)
 
     def released(self) -> "list[tuple[Digest, Plan | None, list[Entry]]]":
         """Every plan of which sums were released so, in the order of the first, with its entries; no plan where it is
         one of another release."""
         of_plan: dict[str, list[Entry]] = {}
-        for entry in self.releases.file.entries():
+        for entry in self.releases.kept.entries():
             of_plan.setdefault(entry.plan, []).append(entry)
         return [(Digest(plan), self._plan(Digest(plan)), entries) for plan, entries in of_plan.items()]
 
@@ -231,21 +239,30 @@ class Coordinator:
 
 
 @contextmanager
-def leading(coordinator: Coordinator, *, waiting: Callable[[], None] | None = None) -> Iterator[Coordinator]:
+def leading(
+    coordinator: Coordinator, *, waiting: Callable[[], None] | None = None, to_settle: bool = False
+) -> Iterator[Coordinator]:
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
     does, `waiting` is called again and again until it does no more; without it Conflict is raised.
 
-    Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock."""
+    Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock. With
+    `to_settle` log and ledger may be of an earlier instant; else raises IntegrityError naming what is.
+    """
     from lorica_coordinator.edges.database.open_store import leave_former_keys
 
     leave_former_keys(coordinator.settings)
     if not coordinator.settings.storage.database:
         yield coordinator
         return
+    from lorica_coordinator.edges.upkeep.taken_up import take_up
+
     present, leadership = _elected(coordinator, waiting)
     try:
+        leader = replace(present, leadership=leadership)
+        if not to_settle:
+            take_up(leader.audit(), leader.releases)
         with _kept(present, leadership) as kept:
-            yield replace(present, leadership=leadership, kept=kept)
+            yield replace(leader, kept=kept)
     finally:
         leadership.release()
 

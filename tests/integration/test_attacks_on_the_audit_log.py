@@ -505,7 +505,7 @@ def test_a_flood_of_refusals_fills_no_disk(tmp_path: Path) -> None:
             Refusal(kind="AuthenticationError", method="/m", peer=f"ipv4:10.0.0.{number % 5}", detail="no")
         )
     refusals.tell_counts(stopping=True)
-    entries = read_log(log.folder).entries
+    entries = read_log(log.place).entries
     counted = [entry for entry in entries if entry.event is Event.REPEATED]
     written = [entry for entry in entries if entry.event is Event.REFUSED]
     assert len(written) == 9

@@ -20,7 +20,7 @@ from sqlalchemy import text
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import TRIES, PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
-from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, metadata
+from lorica_coordinator.edges.database.round_tables import ADDED_TO, FIRST_REVISION, TABLES_REVISION, metadata
 from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
 from lorica_coordinator.edges.database.state_json import journal_of
 from lorica_coordinator.edges.upkeep.upgrade import migrate, upgrade_server
@@ -73,7 +73,7 @@ def engine(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def database(engine: PostgresqlDatabase) -> PostgresqlDatabase:
     """Empty tables."""
-    names = ", ".join(set(metadata.tables) - {"alembic_version", "schema"})
+    names = ", ".join(set(metadata.tables) - {"alembic_version", "schema"} - {table.name for table in ADDED_TO})
     with engine.engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {names}"))
     return engine

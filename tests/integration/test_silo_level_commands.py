@@ -69,7 +69,7 @@ def test_the_forecast_is_told_and_what_was_released_is_added_up(
         audited.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
     (told,) = read_log(folder.audit).of(Event.SUM_RELEASED)
     assert (told.number("round"), told.number("ledger_entry")) == (3, 3)
-    assert told.text("ledger_digest") == coordinator.releases.file.entries()[-1].digest
+    assert told.text("ledger_digest") == coordinator.releases.kept.entries()[-1].digest
 
     def reads_none(raw: bytes) -> Plan:
         raise MalformedMessage("plan: unknown key of_old")
@@ -94,7 +94,7 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     audited.enter(round_key(plan.digest, 1), b"sum 1", plan.privacy)
     assert run_command(cli.main, "backup", tmp_path / "b", "--plain", "--dir", folder.root).code == 0
     audited.enter(round_key(plan.digest, 2), b"sum 2", plan.privacy)
-    ledger = coordinator.releases.file.path
+    ledger = coordinator.releases.kept.path
 
     for target, given in (("lost", ("--without-log",)), ("log", ("--log", folder.audit))):
         done = run_command(cli.main, "restore", tmp_path / "b", tmp_path / target, *given)
@@ -103,14 +103,14 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
         releases = Coordinator.load(CoordinatorFolder(tmp_path / target)).releases
         with pytest.raises(BudgetSpent, match="came from a backup"):
             releases.enter(round_key(plan.digest, 2), b"sum 2, of others", plan.privacy)
-        assert len(releases.file.entries()) == 1
+        assert len(releases.kept.entries()) == 1
 
     done = run_command(
         cli.main, "restore", tmp_path / "b", tmp_path / "whole", "--log", folder.audit, "--ledger", ledger
     )
     assert done.code == 0, done.err
     releases = Coordinator.load(CoordinatorFolder(tmp_path / "whole")).releases
-    assert [entry.round for entry in releases.file.entries()] == [1, 2]
+    assert [entry.round for entry in releases.kept.entries()] == [1, 2]
     assert releases.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
     assert releases.noise_key(b"x") == coordinator.releases.noise_key(b"x"), "one secret: no sum has two noises"
 
@@ -118,7 +118,7 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     # again.
     for target, of, closes in (("again", "whole", False), ("doubt", "lost", True)):
         newest = CoordinatorFolder(tmp_path / of)
-        given = ("--log", newest.audit, "--ledger", Coordinator.load(newest).releases.file.path)
+        given = ("--log", newest.audit, "--ledger", Coordinator.load(newest).releases.kept.path)
         done = run_command(cli.main, "restore", tmp_path / "b", tmp_path / target, *given)
         assert done.code == 0, done.err
         closed = Coordinator.load(CoordinatorFolder(tmp_path / target)).releases.closed()

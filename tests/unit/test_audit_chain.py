@@ -31,7 +31,8 @@ from lorica_security.audit.verification import (
 from lorica_security.daemon import sealed_log
 from lorica_security.errors import IntegrityError, MalformedMessage, StorageError
 from lorica_security.identity.identity_key import new_identity_key
-from lorica_security.on_disk.log_file import AuditLog, Line, lines, segment
+from lorica_security.on_disk.log_file import AuditLog, LogFiles, lines, segment
+from lorica_security.on_disk.log_place import Line
 from lorica_security.on_disk.reading import read_log
 
 KEY, OTHER_KEY = new_identity_key(), new_identity_key()
@@ -375,7 +376,9 @@ class Disk:
 
     def process(self) -> AuditLog:
         """Another one, as after a restart, or as a command beside the daemon."""
-        return AuditLog(self.folder, writer=WRITER, key=KEY, clock=self.clock, segment_bytes=self.segment_bytes)
+        return AuditLog(
+            LogFiles(self.folder, segment_bytes=self.segment_bytes), writer=WRITER, key=KEY, clock=self.clock
+        )
 
     def read(self) -> list[Line]:
         return list(lines(self.folder))

@@ -36,6 +36,7 @@ SUBJECTS = {
     "ranks",
     "release_groups",
     "round_models",
+    "rows",
     "sampling",
     "scores",
     "silo_noise",

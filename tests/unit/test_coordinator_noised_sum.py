@@ -203,14 +203,14 @@ def test_a_redo_of_the_same_set_gives_the_same_bits_and_is_one_release(place: Wo
     first = noised(place, key, updates)
     again = noised(place, key, list(reversed(updates)), slab_bytes=20 << 10)
     assert again.model == first.model
-    assert len(ledger_of(place).file.entries()) == 1
+    assert len(ledger_of(place).kept.entries()) == 1
 
 
 def test_another_set_of_the_same_attempt_has_other_noise_and_is_another_release(place: Workplace) -> None:
     key = place.key()
     updates = sent(place, key)
     whole, less = noised(place, key, updates), noised(place, key, updates[:2])
-    assert len(ledger_of(place).file.entries()) == 2
+    assert len(ledger_of(place).kept.entries()) == 2
     one, other = (stored_vector(place.models, result.model).astype(float) for result in (whole, less))
     difference = (one - other) * DIVISOR / (NOISE * NORM)
     assert difference.var() == pytest.approx(2, rel=0.1)  # of two noises: had they been the same, C alone would be left
@@ -251,10 +251,10 @@ def test_the_release_is_in_the_ledger_before_there_is_a_model(
         patched.setattr(NoisedMeanReader, "read_into", crash)
         with pytest.raises(KeyboardInterrupt):
             noised(place, key, updates)
-    (entry,) = ledger_of(place).file.entries()
+    (entry,) = ledger_of(place).kept.entries()
     assert (entry.mechanism, entry.release, entry.round) == ("delta", GaussianRelease(NOISE), 1)
     noised(place, key, updates)
-    assert ledger_of(place).file.entries() == (entry,)
+    assert ledger_of(place).kept.entries() == (entry,)
 
 
 def test_a_release_beyond_what_the_plan_promises_is_refused_and_the_one_before_is_the_last(place: Workplace) -> None:
@@ -266,7 +266,7 @@ def test_a_release_beyond_what_the_plan_promises_is_refused_and_the_one_before_i
     with pytest.raises(BudgetSpent, match=r"target_epsilon is .*: 2 were released"):
         noised(place, place.key(3), updates[2], privacy=both)
     assert noised(place, place.key(2), updates[1], privacy=both).last  # what was released may be made again
-    assert len(ledger_of(place).file.entries()) == 2
+    assert len(ledger_of(place).kept.entries()) == 2
 
 
 def test_secret_and_ledger_are_private_and_a_lost_secret_is_noticed(place: Workplace) -> None:
@@ -370,7 +370,7 @@ async def run_noised(folder: Path, before: int, rounds: int = 2) -> tuple[StateF
             if "silo" in sample.labels
         ]
         rows = list(coordinator.store.rounds(plan.digest, 0))
-    assert len(releases.file.entries()) == rounds
+    assert len(releases.kept.entries()) == rounds
     return state, rows, told
 
 

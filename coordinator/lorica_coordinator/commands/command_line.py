@@ -123,13 +123,17 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
 def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
     """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or
     without it."""
+    from lorica_coordinator.edges.database.open_store import log_of
     from lorica_security.audit.entry import Event
+    from lorica_security.identity.identity_key import public_key_bytes
     from lorica_security.on_disk.log_file import AuditLog
     from lorica_security.pkcs11_keys.reference import identity_key_of
 
-    writer = Identity(federation_name(Settings.read(folder.settings).federation), Role.COORDINATOR).uri
+    settings = Settings.read(folder.settings)
+    writer = Identity(federation_name(settings.federation), Role.COORDINATOR).uri
     key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ), folder.root)
-    log = AuditLog(folder.audit, writer=writer, key=key, clock=time.time)
+    place = log_of(settings, folder.settings, folder.audit, added_as=public_key_bytes(key.public_key()).hex())
+    log = AuditLog(place, writer=writer, key=key, clock=time.time)
     log.append(Event.OPERATOR_COMMAND, command=command, **said)
     log.seal()
 

@@ -1,21 +1,24 @@
-"""The `coordinator` commands that keep a federation for years: backup, restore, upgrade, gc."""
+"""The `coordinator` commands that keep a federation for years: backup, restore, settle, upgrade, gc."""
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lorica_coordinator.commands.command_line import Dir, enter_command, instant, own_folder, reach, say
-from lorica_coordinator.edges.database.open_store import SQLITE, leadership_of, require_sqlite, server_of
+from lorica_coordinator.commands.command_line import Dir, enter_command, instant, load, own_folder, reach, say
+from lorica_coordinator.edges.database.open_store import SQLITE, has_log, leadership_of, require_sqlite, server_of
 from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.edges.upkeep.backup import back_up
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
+from lorica_coordinator.edges.upkeep.later_log import CaughtUp
+from lorica_coordinator.opened import leading
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
 from lorica_security.host import key_file
@@ -72,35 +75,77 @@ def restore(
     """Make a coordinator's folder of a backup. Its plan is stopped; silos go on once it is served and started."""
     from lorica_coordinator.edges.upkeep.restore import restore as make
 
-    if (log is None) != without_log:
-        raise ConfigurationError(
-            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who "
-            "was revoked since"
-        )
+    _require_log_or_word(log, without_log)
 
     def tell(folder: CoordinatorFolder, said: Mapping[str, str]) -> None:
         enter_command(folder, "restore", **said)
 
     done = make(source, target.absolute(), os.environ, log=log, ledger=ledger, tell=tell, token_keys=token_keys or ())
     say(f"{done.files} files of {instant(done.about.made_at)} are in {target}; its plan is stopped")
-    silos = ", ".join(done.silos) or "no silo"
-    if done.since is None:
+    _say_settled(done.silos, done.closed, done.since)
+
+
+def settle(
+    log: Annotated[
+        Path | None, typer.Option("--log", help="The newest copy of the log, by `audit export`: what happened since.")
+    ] = None,
+    without_log: Annotated[
+        bool, typer.Option("--without-log", help="There is no newer log: who was revoked since is let in again.")
+    ] = False,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="With --log: `ledger` of that copy, under silo-level privacy.")
+    ] = None,
+    directory: Dir = None,
+) -> None:
+    """After pg_restore, before `serve`: shut out again who was revoked since, void invitations, stop the plan, close
+    those that released sums."""
+    from lorica_coordinator.edges.upkeep.settle import settle as bring_up
+
+    _require_log_or_word(log, without_log)
+    if ledger is not None and log is None:
+        raise ConfigurationError("--ledger needs the newer log, with --log: nothing else says whether it has every sum")
+    coordinator = load(directory)
+    log_to_stderr("error")
+    with ProcessLock(coordinator.folder.lock, "coordinator"), leading(coordinator, to_settle=True) as leader:
+        store = leader.open_store()
+        try:
+            done = bring_up(
+                store, leader.audit(), leader.releases, leader.settings, leader.federation,
+                log=log, ledger=ledger, now=time.time(),
+            )  # fmt: skip
+        finally:
+            store.close()
+    say("the state is settled; its plan is stopped")
+    _say_settled(done.silos, done.closed, done.since)
+
+
+def _require_log_or_word(log: Path | None, without_log: bool) -> None:
+    if (log is None) != without_log:
+        raise ConfigurationError(
+            "give the newest copy of the audit folder with --log, or --without-log where it is lost: it says who "
+            "was revoked since"
+        )
+
+
+def _say_settled(silos: Sequence[str], closed: Sequence[str], since: CaughtUp | None) -> None:
+    listed = ", ".join(silos) or "no silo"
+    if since is None:
         say(
-            f"let in again, who was revoked since as well: {silos}; shut out with coordinator revoke whoever should "
+            f"let in again, who was revoked since as well: {listed}; shut out with coordinator revoke whoever should "
             "not be"
         )
     else:
-        say(f"enrolled, as the newer log has it: {silos}; who was revoked since stays so")
+        say(f"enrolled, as the newer log has it: {listed}; who was revoked since stays so")
         for said, names in (
-            ("revoked", done.since.revoked),
-            ("registered", done.since.let_in),
-            ("to be invited again", done.since.to_invite),
+            ("revoked", since.revoked),
+            ("registered", since.let_in),
+            ("to be invited again", since.to_invite),
         ):
             if names:
-                say(f"{said}, by {done.since.entries} entries since: {', '.join(sorted(set(names)))}")
-        if done.since.authorities_changed:
+                say(f"{said}, by {since.entries} entries since: {', '.join(sorted(set(names)))}")
+        if since.authorities_changed:
             say("the authorities changed since: silos with a certificate of a later one are invited again")
-    for plan in done.closed:
+    for plan in closed:
         say(
             f"closed: plan {plan[:16]}, of which sums may have been released since; a plan of another name goes on "
             "from its model"
@@ -135,13 +180,19 @@ def upgrade(
     settings = Settings.read(folder.settings)
     server = server_of(settings, folder.settings)
     database = settings.state_folder / SQLITE if server is None else server.name
+    log_to_stderr("error")
     with ProcessLock(folder.lock, "coordinator"):
-        enter_command(folder, "upgrade", to=to)
+        tells = server is None or has_log(server)
+        if tells:
+            enter_command(folder, "upgrade", to=to)
         if server is not None:
             found = leadership_of(settings, folder.settings, federation_name(settings.federation))
             assert found is not None
             with alone(found[0]):
                 done = upgrade_server(server, to=to)
+            if not tells and done.after == TABLES_REVISION:
+                with leading(load(directory)):  # which takes the folder's log over
+                    enter_command(folder, "upgrade", to=to)
         else:
             done = bring_to(settings.state_folder / SQLITE, to=to, now=datetime.now(UTC))
     if server is not None and done.before != done.after:

@@ -199,7 +199,7 @@ def at_the_coordinator(work: Path) -> Iterator[Check]:
     one, other = (_Coordinator(work / name, bundle) for name in ("one", "other"))
     released = [one.release(1, deltas), one.release(2, deltas), one.release(1, deltas[:2]), other.release(1, deltas)]
     again, _ = one.release(1, deltas)
-    entries = one.ledger.file.entries()
+    entries = one.ledger.kept.entries()
     told = [] if [entry.release for entry in entries] == [GaussianRelease(MULTIPLIER)] * 3 else ["the ledger"]
     yield none("ledger", about, told, "it has not one entry with the plan's multiplier for each release")
     yield none(

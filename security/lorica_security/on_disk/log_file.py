@@ -1,4 +1,5 @@
-"""An audit log on disk: numbered files of JSON lines in a private folder, appended to and never rewritten.
+"""An audit log and its writer; on disk it is numbered files of JSON lines in a private folder, appended to and never
+rewritten.
 
     log.000001, log.000002, ...     each goes on where the one before ends, which is with a seal
     audit.lock                      held while a process appends: the daemon, or a command beside it
@@ -15,9 +16,11 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import (
@@ -34,18 +37,12 @@ from lorica_security.audit.signed_head import SignedHead
 from lorica_security.audit.verification import Position, Verification, seal_particulars
 from lorica_security.errors import IntegrityError, StorageError
 from lorica_security.host.files import append_private, make_private_folder, read_private
+from lorica_security.on_disk.log_place import Line, LogPlace
 
+R = TypeVar("R")
 SEGMENT_BYTES = 4 << 20
 """From this size on a file is not added to: the newest one is read whole when a process begins to append."""
 _REMEDY = "free some space; nothing goes on that the audit log cannot tell of"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A whole line of a log, with its newline, and where it stands."""
-
-    content: bytes
-    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +62,29 @@ class _Tail:
 
 class AuditLog:
     """One side's log. Safe to use from several threads and processes. Raises StorageError, IntegrityError naming the
-    file."""
+    file, or what else the log is in."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        writer: str,
-        key: Ed25519PrivateKey,
-        clock: Callable[[], float],
-        segment_bytes: int = SEGMENT_BYTES,
+        self, place: Path | LogPlace, *, writer: str, key: Ed25519PrivateKey, clock: Callable[[], float]
     ) -> None:
         """`writer` is the URI of whose log it is, `key` its identity key; `clock` gives seconds since 1970."""
-        self.folder, self.writer, self.clock = folder, writer, clock
-        self._key, self._segment_bytes = key, segment_bytes
-        self._tail: _Tail | None = None
+        self.place, self.writer, self.clock = log_place(place), writer, clock
+        self._key = key
+        self._added = False
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        return self._key.public_key()
 
     def append(self, event: Event, *, who: str = LOCAL, **details: Particular) -> Head:
         """Durable when this returns, as the head that is given."""
-        with self._alone() as tail:
+        return self.place.in_tries(partial(self._append, event, who, details))
+
+    def _append(self, event: Event, who: str, details: dict[str, Particular]) -> Head:
+        with self.place.alone() as end:
             now = int(self.clock())
             fresh: list[Entry] = []
-            position = tail.position
+            position = end.position
 
             def add(kind: Event, by: str, particulars: dict[str, Particular]) -> None:
                 nonlocal position
@@ -108,8 +106,7 @@ class AuditLog:
                 add(Event.SEALED, self.writer, seal_particulars(signed))
 
             def is_full() -> bool:
-                size = 0 if tail.is_full(self._segment_bytes) else tail.size
-                return size + sum(len(entry.line()) for entry in fresh) >= self._segment_bytes
+                return end.is_full_with(sum(len(entry.line()) for entry in fresh))
 
             if position.clock_went_back(now):
                 add(Event.CLOCK_WENT_BACK, self.writer, {"seconds": position.at - now})
@@ -119,31 +116,60 @@ class AuditLog:
                 add(event, who, _bounded(details))
             if position.seal_is_due(now) or (position.unsealed and (event is Event.SEALED or is_full())):
                 seal()
-            self._write(tail, fresh, position)
-            return position.head
+            end.write(fresh, position)
+        self._added = True
+        return position.head
 
     def seal(self) -> None:
         """Sign what is not signed yet, at a clean stop; nothing happens where this process has added nothing."""
-        if self._tail is not None:
+        if self._added:
             self.append(Event.SEALED)
 
     def seal_if_due(self) -> None:
         """To be called every now and then, so that nothing waits long."""
-        with self._alone() as tail:
-            due = tail.position.seal_is_due(int(self.clock()))
-        if due:
+        if self._position().seal_is_due(int(self.clock())):
             self.append(Event.SEALED)
 
     def head(self) -> Head:
-        with self._alone() as tail:
-            return tail.position.head
+        return self._position().head
 
     def signed_head(self) -> SignedHead:
         """How far the log is, as evidence for the other side."""
         return SignedHead.sign(self._key, writer=self.writer, head=self.head())
 
+    def _position(self) -> Position:
+        def look() -> Position:
+            with self.place.alone() as end:
+                return end.position
+
+        return self.place.in_tries(look)
+
+
+class LogFiles:
+    """A LogPlace: the files of a private folder, which is made with the first entry."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.folder, self.segment_bytes = folder, segment_bytes
+        self._tail: _Tail | None = None
+
+    @property
+    def where(self) -> str:
+        return str(self.folder)
+
+    def lines(self) -> Iterator[Line]:
+        return lines(self.folder)
+
+    def telling(self, text: str) -> Iterator[Line]:
+        for path in reversed(segments(self.folder)):
+            content, _ = _whole_lines(path)
+            yield from (line for line in reversed(content) if text.encode() in line.content)
+
+    def in_tries(self, work: Callable[[], R]) -> R:
+        """Who would add waits for the lock: nothing is tried again."""
+        return work()
+
     @contextmanager
-    def _alone(self) -> Iterator[_Tail]:
+    def alone(self) -> Iterator["_FilesEnd"]:
         make_private_folder(self.folder)
         try:
             descriptor = os.open(self.folder / "audit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -153,7 +179,7 @@ class AuditLog:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if self._tail is None or not self._is_current(self._tail):
                 self._tail = _read_tail(self.folder)
-            yield self._tail
+            yield _FilesEnd(self, self._tail)
         finally:
             os.close(descriptor)
 
@@ -162,15 +188,52 @@ class AuditLog:
         size = path.stat().st_size if path.exists() else 0
         return size == tail.size and not segment(self.folder, tail.number + 1).exists()
 
-    def _write(self, tail: _Tail, entries: Sequence[Entry], position: Position) -> None:
+    def write(self, tail: _Tail, entries: Sequence[Entry], position: Position) -> None:
+        """Behind `tail`, which is held alone."""
         if not entries:
             return
         data = b"".join(entry.line() for entry in entries)
-        full = tail.is_full(self._segment_bytes)
+        full = tail.is_full(self.segment_bytes)
         number, at = (tail.number + 1, 0) if full else (tail.number, tail.size)
         self._tail = None  # until it is known to be written
         append_private(segment(self.folder, number), data, at, remedy=_REMEDY)
         self._tail = _Tail(number=number, size=at + len(data), position=position)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilesEnd:
+    files: LogFiles
+    tail: _Tail
+
+    @property
+    def position(self) -> Position:
+        return self.tail.position
+
+    def is_full_with(self, size: int) -> bool:
+        most = self.files.segment_bytes
+        return (0 if self.tail.is_full(most) else self.tail.size) + size >= most
+
+    def write(self, entries: Sequence[Entry], position: Position) -> None:
+        self.files.write(self.tail, entries, position)
+
+
+def write_copy(place: LogPlace, folder: Path) -> None:
+    """The lines of a log as files in a folder that holds none: they verify as the log does. Raises StorageError."""
+    number, size = 1, 0
+    held: list[bytes] = []
+    for line in place.lines():
+        held.append(line.content)
+        size += len(line.content)
+        if size >= SEGMENT_BYTES and entry_from_line(line.content, line.where).event is Event.SEALED:
+            append_private(segment(folder, number), b"".join(held))
+            number, held, size = number + 1, [], 0
+    if held:
+        append_private(segment(folder, number), b"".join(held))
+
+
+def log_place(place: Path | LogPlace) -> LogPlace:
+    """Of a log in a folder, the files."""
+    return LogFiles(place) if isinstance(place, Path) else place
 
 
 def segment(folder: Path, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""A log as people and programs read it: offline, from its folder and the writer's public keys alone."""
+"""A log as people and programs read it: offline, from where its lines are and the writer's public keys alone."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,8 @@ from lorica_security.audit.signed_head import SignedHead, heads_from_lines
 from lorica_security.audit.verification import Known, Verification
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StateError, StorageError
 from lorica_security.identity.identity_key import public_key_from_bytes
-from lorica_security.on_disk.log_file import lines
+from lorica_security.on_disk.log_file import log_place
+from lorica_security.on_disk.log_place import LogPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +46,22 @@ class Reading:
         return said
 
 
-def entries_of(folder: Path, walk: Verification) -> Iterator[Entry]:
+def entries_of(place: Path | LogPlace, walk: Verification) -> Iterator[Entry]:
     """One by one, up to the first that is wrong: there IntegrityError is raised. Raises StateError where there is no
     log."""
     empty = True
-    for line in lines(folder):
+    log = log_place(place)
+    for line in log.lines():
         empty = False
         yield walk.take(line.content, line.where)
     if empty:
-        raise StateError(f"{folder} holds no audit log: nothing was entered yet, or this is another folder")
+        raise StateError(f"{log.where} holds no audit log: nothing was entered yet, or this is another folder")
 
 
-def read_log(folder: Path, *, writer: str = "", keys: Sequence[Ed25519PublicKey] = ()) -> Reading:
+def read_log(place: Path | LogPlace, *, writer: str = "", keys: Sequence[Ed25519PublicKey] = ()) -> Reading:
     """Raises IntegrityError naming file, line and entry of the first that is wrong."""
     walk = Verification(writer=writer, keys=keys)
-    return Reading(entries=tuple(entries_of(folder, walk)), walk=walk, where=str(folder))
+    return Reading(entries=tuple(entries_of(place, walk)), walk=walk, where=log_place(place).where)
 
 
 def heads_in(entries: Iterator[Entry]) -> Iterator[tuple[Entry, SignedHead]]:
@@ -107,13 +109,13 @@ def against(path: Path, reading: Reading, keys: Sequence[Ed25519PublicKey]) -> s
     )
 
 
-def shown(folder: Path, *, last: int, as_json: bool) -> Iterator[str]:
+def shown(place: Path | LogPlace, *, last: int, as_json: bool) -> Iterator[str]:
     """What `show` prints: a line for each of the `last` entries, 0 for all. What `entries_of` raises comes after those
     before it."""
     entries: list[Entry] = []
     trouble: IntegrityError | None = None
     try:
-        entries.extend(entries_of(folder, Verification()))
+        entries.extend(entries_of(place, Verification()))
     except IntegrityError as error:
         trouble = error
     for entry in entries[-last:]:

@@ -8,18 +8,26 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
+from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
+from lorica_coordinator.edges.database.postgresql.leadership import Leadership, beside, read_only
+from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.database.round_tables import audit_log, release_ledger
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
 from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import ConfigurationError, StorageError
-from lorica_security.identifiers import FederationName
+from lorica_security.identifiers import FederationName, federation_name
+from lorica_security.on_disk.log_file import LogFiles
+from lorica_security.on_disk.log_place import LogPlace
 
 SQLITE = "state.sqlite"
+NEWEST = "newest"
+"""Of the audit log, and of the ledger of releases: a file with what this folder saw of the rows last."""
 
 
 def open_store(
@@ -67,6 +75,36 @@ def _are_apart(former: Path, present: Path) -> bool:
         return False
 
 
+def log_of(
+    settings: Settings, file: Path, audit: Path, leadership: Leadership | None = None, *, added_as: str = ""
+) -> LogPlace:
+    """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership` only looks, or adds
+    to it beside the leader with `added_as`, the coordinator's public identity key in hexadecimal.
+
+    Raises ConfigurationError.
+    """
+    server, fence = _fenced(settings, file, leadership)
+    if server is None:
+        return LogFiles(audit)
+    if added_as:
+        fence = beside(federation_name(settings.federation), added_as)
+    return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit)
+
+
+def release_rows(settings: Settings, file: Path, leadership: Leadership | None = None) -> ReleaseRows | None:
+    """The coordinator's releases; None where they are in the folder. Raises ConfigurationError."""
+    server, fence = _fenced(settings, file, leadership)
+    if server is None:
+        return None
+    return ReleaseRows(ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST))
+
+
+def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
+    if leadership is not None:
+        return leadership.database, leadership.fence
+    return server_of(settings, file), read_only
+
+
 def leadership_of(
     settings: Settings, file: Path, federation: FederationName, identity: str = ""
 ) -> tuple[Leadership, Callable[[], None]] | None:
@@ -111,11 +149,20 @@ def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:
     return PostgresqlDatabase(DatabasePlace.parse(settings.storage.database, file))
 
 
+def has_log(server: PostgresqlDatabase) -> bool:
+    """Whether its tables are of a release that keeps the audit log there. Raises StorageError."""
+    try:
+        with server.engine.connect() as connection:
+            return connection.dialect.has_table(connection, audit_log.name)
+    except SQLAlchemyError as error:
+        raise server.failed(error) from error
+
+
 def require_sqlite(settings: Settings, command: str) -> None:
     """Raises ConfigurationError with the remedy for what works on the folder's own database alone."""
     if settings.storage.database:
         raise ConfigurationError(
             f"`coordinator {command}` is for a state in the folder, and [storage] database is in PostgreSQL: back the "
-            "database up with pg_dump and bring it back with pg_restore, and copy the folder without "
-            f"{FOLDER}/ while the coordinator is stopped"
+            "database up with pg_dump, bring it back with pg_restore and `coordinator settle`, and copy the folder "
+            f"without {FOLDER}/ while the coordinator is stopped"
         )

@@ -8,6 +8,7 @@ were revisions, which refuse what they do not know.
 """
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -20,9 +21,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    event,
 )
 
-TABLES_REVISION = "0012"
+TABLES_REVISION = "0013"
 FIRST_REVISION = "0004"
 """Of a database from before there were revisions, whose `schema` holds 4."""
 TABLES_VERSION = int(TABLES_REVISION)
@@ -31,6 +33,18 @@ _COUNT = Integer().with_variant(BigInteger(), "postgresql")
 """SQLite's integers have 64 bits whatever they are called."""
 
 metadata = MetaData()
+
+
+def _added_to(name: str) -> Table:
+    """Of lines that name each other (postgresql/chained_rows.py): in SQLite it stays empty, the lines are in files."""
+    return Table(
+        name,
+        metadata,
+        Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+        Column("previous", String(64), nullable=False, unique=True),
+        Column("line", Text, nullable=False),
+    )
+
 
 revisions = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
@@ -230,3 +244,32 @@ release_groups = Table(
     Column("colluders", Integer, nullable=False),  # as the link has it
     Column("signed", LargeBinary, nullable=False),  # the link and its signatures, as they travel
 )
+
+audit_log = _added_to("audit_log")
+
+release_ledger = _added_to("release_ledger")
+
+closed_plans = Table("closed_plans", metadata, Column("plan", String(64), primary_key=True))
+
+release_root = Table(
+    "release_root",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1: there is one
+    Column("digest", String(64), nullable=False),
+)
+
+ADDED_TO = (audit_log, release_ledger, closed_plans, release_root)
+"""No row is changed or deleted: in PostgreSQL the server refuses it."""
+
+_ONLY_ADDED_TO = (
+    "CREATE FUNCTION lorica_added_to_alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    "RAISE EXCEPTION 'rows of %% are never changed or deleted', TG_TABLE_NAME; END $$",
+    *(
+        f"CREATE TRIGGER {table.name}_is_added_to BEFORE UPDATE OR DELETE OR TRUNCATE ON {table.name} "
+        "FOR EACH STATEMENT EXECUTE FUNCTION lorica_added_to_alone()"
+        for table in ADDED_TO
+    ),
+)
+for _statement in _ONLY_ADDED_TO:
+    _trigger = DDL(_statement).execute_if(dialect="postgresql")  # type: ignore[no-untyped-call]
+    event.listen(metadata, "after_create", _trigger)

@@ -50,9 +50,15 @@ def base_store(state: Path, bundle: PlanBundle, kept: KeptFiles = FOLDER_ALONE) 
 
 
 def plan_parts(
-    state: Path, *, spools: Spools, make_aggregator: MakeAggregator, kept: KeptFiles = FOLDER_ALONE
+    state: Path,
+    *,
+    spools: Spools,
+    make_aggregator: MakeAggregator,
+    kept: KeptFiles = FOLDER_ALONE,
+    releases: ReleaseLedger | None = None,
 ) -> Callable[[PlanBundle], PlanParts]:
-    """The service's `OpenPlan`."""
+    """The service's `OpenPlan`. `releases`: where they are not in the folder."""
+    released = releases or ReleaseLedger(state / "privacy")
 
     def open_plan(bundle: PlanBundle) -> PlanParts:
         models = model_store(state, bundle, kept)
@@ -68,7 +74,7 @@ def plan_parts(
                 spools=spools,
                 kept=kept,
             ),
-            spent=lambda: ReleaseLedger(state / "privacy").spent(bundle.plan),
+            spent=lambda: released.spent(bundle.plan),
         )
 
     return open_plan

@@ -6,6 +6,9 @@ from.
     closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have
               forgotten some
 
+Where the state is in PostgreSQL, ledger and closed are rows there (edges/database/postgresql/release_rows.py), and
+which root this is; the root itself is in the folder.
+
 Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and
 is one release; another set of updates, be it of the same attempt, has other noise and is another one. An entry is
 durable before anything that it stands for is stored.
@@ -15,14 +18,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
+from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import IntegrityError
 from lorica_security.host import files
 from lorica_security.identifiers import SiloName
 from lorica_security.noise.noise_streams import bound_key
 from lorica_security.noise.random_words import KEY_BYTES
-from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.accounting import GaussianRelease, epsilon_of
 from lorica_security.privacy.ledger import Entry, next_entry, releases_of
 from silo_wire.canonical import Digest, canonical_json, digest_of
@@ -30,7 +34,7 @@ from silo_wire.messages import RoundKey
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.privacy import PrivacySection
 
-_CLOSED = "closed"
+_ROOT_DOMAIN: Final = b"lorica/v1/release-root\n"
 
 
 class ReleaseLedger:
@@ -43,10 +47,12 @@ class ReleaseLedger:
         *,
         clock: Callable[[], float] = time.time,
         tell: Callable[[Entry], None] = lambda entry: None,
+        kept: KeptReleases | None = None,
     ) -> None:
-        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written."""
-        self._folder, self._clock, self._tell = folder, clock, tell
-        self.file = PrivacyLedgerFile(folder / "ledger")
+        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written; `kept`: where entries are,
+        else in the folder."""
+        self.folder, self._clock, self._tell = folder, clock, tell
+        self.kept = FolderReleases(folder) if kept is None else kept
 
     def noise_key(self, statement: bytes) -> bytes:
         """The key of the noise of the release that `statement` (`release_statement`) describes."""
@@ -67,7 +73,7 @@ class ReleaseLedger:
             )
         ((_, release),) = section.releases_of_round(weighted=False)
         subject = digest_of(statement)
-        entries = self.file.entries()
+        entries = self.kept.entries()
         of_plan = [entry for entry in entries if entry.plan == key.plan]
         made = releases_of(of_plan)
         if all(entry.subject != subject for entry in of_plan):
@@ -80,38 +86,46 @@ class ReleaseLedger:
                 )
             entry = next_entry(entries, key, "delta", release, at=int(self._clock()), subject=subject)
             self._tell(entry)
-            self.file.append([entry])
+            self.kept.append([entry])
         return _cost([*made, release], section) <= section.target_epsilon
 
     def spent(self, plan: Plan) -> float:
         """Epsilon of what was released of this plan so far."""
-        entries = [entry for entry in self.file.entries() if entry.plan == plan.digest]
+        entries = [entry for entry in self.kept.entries() if entry.plan == plan.digest]
         return _cost(releases_of(entries), plan.privacy)
 
     def closed(self) -> frozenset[Digest]:
         """The plans of which no further sum is released."""
-        path = self._folder / _CLOSED
-        return frozenset(map(Digest, files.read_private(path).decode().split())) if path.exists() else frozenset()
+        return self.kept.closed()
 
     def close(self, plans: Iterable[Digest]) -> None:
         """From now on nothing more is released of `plans`; durable when this returns."""
-        listed = sorted({*self.closed(), *plans})
-        files.make_private_folder(self._folder)
-        files.write_private(self._folder / _CLOSED, "".join(f"{plan}\n" for plan in listed).encode())
+        self.kept.close(plans)
+
+    def check_root(self) -> None:
+        """Raises IntegrityError naming the file where the noise of earlier releases could not be made again here."""
+        if self.root.exists() or self.kept.has_root():
+            self._root()
+
+    @property
+    def root(self) -> Path:
+        """The file; what is in it leaves this class as keys of noise alone."""
+        return self.folder / "root"
 
     def _root(self) -> bytes:
-        path = self._folder / "root"
+        path = self.root
         if not path.exists():
-            if self.file.path.exists():
+            if self.kept.has_root():
                 raise IntegrityError(
                     f"{path} is missing beside a ledger of releases: noise that was made from it could not be made "
-                    "again; restore the folder from a backup"
+                    "again; restore the folder from a backup, or copy the file from the coordinator that made it"
                 )
-            files.make_private_folder(self._folder)
+            files.make_private_folder(self.folder)
             files.write_private(path, secrets.token_bytes(KEY_BYTES))
         root = files.read_private(path)
         if len(root) != KEY_BYTES:
             raise IntegrityError(f"{path} has {len(root)} bytes, {KEY_BYTES} are needed: restore it from a backup")
+        self.kept.hold_root(digest_of(_ROOT_DOMAIN + root), path)
         return root
 
 

@@ -7,9 +7,10 @@ covers them as well: they stay what they were.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, and_, delete, insert, select, update
@@ -22,9 +23,12 @@ from lorica_security.audit.entry import Entry, Event
 from lorica_security.audit.verification import Known
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName, silo_name
-from lorica_security.on_disk.log_file import segments
+from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import Reading, read_log
 from silo_wire.canonical import Digest
+
+PUT_BACK: Final = ("restore", "settle")
+"""Commands after which the records are older than the log."""
 
 
 @dataclass(slots=True)
@@ -47,19 +51,22 @@ class CaughtUp:
     authorities_changed: bool = False
 
 
-def later_log(folder: Path, before: Path, *, writer: str, key: Ed25519PublicKey) -> tuple[Reading, int]:
-    """The log in `folder`, and how many of its entries the one in `before` has. Raises IntegrityError where it does not
-    go on from that."""
+def later_log(folder: Path, before: LogPlace, *, writer: str, key: Ed25519PublicKey) -> tuple[Reading, int]:
+    """The log in `folder`, and how many of its entries `before` has. Raises IntegrityError where it does not go on from
+    that."""
     newer = read_log(folder, writer=writer, keys=[key])
-    if not segments(before):
+    if next(before.lines(), None) is None:
         return newer, 0
     older = read_log(before, writer=writer, keys=[key])
-    newer.walk.check_known([Known(head=older.walk.position.head, by="the log in the backup")], newer.where)
+    newer.walk.check_known([Known(head=older.walk.position.head, by=f"the log in {before.where}")], newer.where)
     return newer, len(older.entries)
 
 
-def catch_up(database: Path, federation: FederationName, reading: Reading, since: int) -> CaughtUp:
-    """Bring the records in `database` to what the entries after `since` say. Raises StorageError naming it."""
+def catch_up(
+    transaction: AbstractContextManager[Connection], federation: FederationName, reading: Reading, since: int
+) -> CaughtUp:
+    """Bring the records, in a `transaction` of their database, to what the entries after `since` say. Raises
+    StorageError naming it."""
     position = reading.walk.position
     unsigned = range(position.sealed + 1, position.head.sequence + 1)
     never_signed = [unsigned, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
@@ -69,7 +76,7 @@ def catch_up(database: Path, federation: FederationName, reading: Reading, since
         # A backup has the ledger as it was some entries before the log.
         released={_sum_of(entry) for entry in reading.entries[:since] if entry.event is Event.SUM_RELEASED},
     )
-    with _transaction(database) as connection:
+    with transaction as connection:
         for entry in reading.entries[since:]:
             sealed = not any(entry.sequence in some for some in never_signed)
             _take(connection, federation, entry, done, sealed=sealed)
@@ -91,7 +98,7 @@ def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
 
 def _unsigned_before(entry: Entry) -> range:
     """The entries that no seal covered when a coordinator was restored with their log."""
-    if entry.text("command") != "restore" or entry.text("newer_log") != "yes":
+    if entry.text("command") not in PUT_BACK or entry.text("newer_log") != "yes":
         return range(0)
     try:
         return range(int(entry.text("unsigned_from")), int(entry.text("unsigned_to")))
@@ -105,7 +112,7 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             if (identity := _asked_of(entry, federation)) is not None:
                 _revoke(connection, identity, entry.at)
                 done.revoked.append(identity.uri)
-        case Event.OPERATOR_COMMAND if entry.text("command") == "restore" and entry.text("newer_ledger") != "yes":
+        case Event.OPERATOR_COMMAND if entry.text("command") in PUT_BACK and entry.text("newer_ledger") != "yes":
             done.forgotten = True
             done.in_doubt = {*done.offered, *(plan for _, plan in done.released)}
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
@@ -206,7 +213,8 @@ def _register(connection: Connection, identity: Identity, entry: Entry) -> None:
 
 
 @contextmanager
-def _transaction(database: Path) -> Iterator[Connection]:
+def records_in(database: Path) -> Iterator[Connection]:
+    """A transaction of an SQLite file that nobody has open."""
     engine = database_engine(database)
     try:
         with engine.begin() as connection:

@@ -36,7 +36,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import key_files
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE, About, opened_backup
-from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of
+from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of, records_in
 from lorica_coordinator.edges.upkeep.upgrade import in_transaction, migrate
 from lorica_coordinator.plans.plan_shelf import PlanShelf
 from lorica_coordinator.settings import Settings
@@ -45,7 +45,7 @@ from lorica_security.errors import ConfigurationError, IntegrityError, StateErro
 from lorica_security.host import files, key_file
 from lorica_security.identifiers import FederationName, Identity, Role, federation_name
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
-from lorica_security.on_disk.log_file import segments
+from lorica_security.on_disk.log_file import LogFiles, segments
 from lorica_security.pkcs11_keys.reference import identity_key_of
 from lorica_security.pkcs11_keys.token_uri import SCHEME, TokenUri
 from lorica_security.privacy.ledger import check_head, head_of
@@ -104,7 +104,7 @@ def restore(
         _require_not_running(settings)
         _bring_up_to_date(settings.state_folder / "state.sqlite", backup.about)
         since = None if log is None else _go_on_from(log, folder, settings, federation, environment)
-        closed = _close_plans(settings, since, ledger)
+        closed = close_plans(ReleaseLedger(settings.state_folder / "privacy"), settings, since, ledger)
         store = SqlRoundStore(settings.state_folder / "state.sqlite", federation)
         try:
             store.load()
@@ -192,8 +192,8 @@ def _go_on_from(
     """Take `log` over in place of the one that was in the backup, and what it tells into the records."""
     key = identity_key_of(key_file.read_key(folder.identity_key, environment), folder.root).public_key()
     writer = Identity(federation, Role.COORDINATOR).uri
-    reading, since = later_log(log, folder.audit, writer=writer, key=key)
-    done = catch_up(settings.state_folder / "state.sqlite", federation, reading, since)
+    reading, since = later_log(log, LogFiles(folder.audit), writer=writer, key=key)
+    done = catch_up(records_in(settings.state_folder / "state.sqlite"), federation, reading, since)
     try:
         if folder.audit.exists():
             shutil.rmtree(folder.audit)
@@ -205,12 +205,13 @@ def _go_on_from(
     return done
 
 
-def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None) -> tuple[str, ...]:
+def close_plans(
+    releases: ReleaseLedger, settings: Settings, since: CaughtUp | None, ledger: Path | None
+) -> tuple[str, ...]:
     """Those that were begun or released and may have released more since; where the newer ledger goes on from the
     older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed.
     """
-    releases = ReleaseLedger(settings.state_folder / "privacy")
-    entries = releases.file.entries()
+    entries = releases.kept.entries()
     begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
     known = begun | {Digest(entry.plan) for entry in entries}
     told = set() if since is None else since.released
@@ -220,14 +221,14 @@ def _close_plans(settings: Settings, since: CaughtUp | None, ledger: Path | None
         if not ledger.is_file():
             raise ConfigurationError(f"{ledger} is missing: name the newest copy of state/privacy/ledger with --ledger")
         newer = PrivacyLedgerFile(ledger).entries()
-        if newer and not (settings.state_folder / "privacy" / "root").exists():
+        if newer and not releases.root.exists():
             raise ConfigurationError(
                 "the backup is from before the first sum was released, and has not the secret that its noise was "
                 "made from: leave --ledger out, and the plans are closed"
             )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
         if newer[len(entries) :]:
-            releases.file.append(newer[len(entries) :])
+            releases.kept.append(newer[len(entries) :])
         has = {(entry.sequence, entry.plan) for entry in newer}
         closed = {plan for number, plan in told if (number, plan) not in has}
         if since.forgotten:

@@ -171,18 +171,30 @@ class Leadership:
                         )
                     )
 
+    @property
+    def database(self) -> PostgresqlDatabase:
+        return self._database
+
     def fence(self, connection: Connection) -> None:
         """In a transaction that is to be the leader's: nobody can raise the term before it ends. Raises Overtaken."""
         if connection.execute(self._mine().with_for_update(read=True)).first() is None:
             raise self._overtaken()
 
     def release(self) -> None:
-        """Let go of the lock, with its session; and stand by no more."""
+        """Let go of the lock, with its session; and stand by no more. It is free when this returns: the server takes a
+        moment to see that a session is over, and whoever follows at once would find that somebody leads."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(self._session_s)  # one that hangs in a dead session has no lock by then
         self.leads = False
-        self._let_go()
+        if self._one_at_a_time.acquire(blocking=False):
+            try:
+                if self._session is not None:
+                    with suppress(SQLAlchemyError):
+                        self._session.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK})
+                self._let_go()
+            finally:
+                self._one_at_a_time.release()
 
     def _mine(self) -> Select[tuple[int]]:
         return select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term, table.c.token == self.token)
@@ -268,6 +280,21 @@ def alone(leadership: Leadership) -> Iterator[None]:
         yield
     finally:
         leadership.release()
+
+
+def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
+    """The fence of a command that adds to the audit log beside the leader, whose log it is as well: it takes nothing
+    over, and no term begins or ends meanwhile."""
+    mine = select(table.c.term).where(table.c.federation == federation, table.c.identity == identity)
+
+    def fence(connection: Connection) -> None:
+        if connection.execute(mine.with_for_update(read=True)).first() is None:
+            raise Conflict(
+                "the database holds no state of this coordinator: give this command where the coordinator's keys are, "
+                "after the first `coordinator serve`"
+            )
+
+    return fence
 
 
 def read_only(connection: Connection) -> None:

@@ -1,0 +1,171 @@
+"""Lines that name each other (security/lorica_security/audit/chain.py), as the rows of a table that is only added to.
+
+The line itself is what counts. Number and digest of the line before stand beside it, so that the table can have no
+number twice and no two lines after one: of two that append at once, whoever they are, one finds that it did not.
+
+`newest` is a file of the folder, with the line that was added last from here: a database of an earlier instant does not
+have it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, Table, func, insert, select
+from sqlalchemy.exc import IntegrityError as NotUnique
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
+
+from lorica_coordinator.edges.database.postgresql.server import GaveWay, PostgresqlDatabase
+from lorica_security.audit.chain import Head, text, whole_number
+from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.host import files
+
+Fence = Callable[[Connection], None]
+_BATCH: Final = 1000
+_NO_TABLE: Final = "42P01"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainedRow:
+    """What a line says of itself, unchecked: its number, its digest and that of the line before. `content` is the line
+    as files have it, with its newline."""
+
+    sequence: int
+    previous: str
+    digest: str
+    content: bytes
+
+    @classmethod
+    def of(cls, content: bytes, where: str) -> "ChainedRow":
+        """Raises IntegrityError naming `where` for what is no line of a chain."""
+        try:
+            content.decode("ascii")
+            value = json.loads(content)
+            sequence, previous, digest = whole_number(value["sequence"]), text(value["previous"]), text(value["digest"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise IntegrityError(f"{where} is no entry: it was edited or damaged") from error
+        return cls(sequence, previous, digest, content)
+
+
+class Moved(GaveWay):
+    """Somebody else has added to the rows since: what was to be added does not follow them any more."""
+
+
+class ChainedRows:
+    """May be used from several threads. `fence` begins each transaction, and raises where this process may not do it.
+
+    Raises StorageError, IntegrityError naming database and table.
+    """
+
+    def __init__(self, database: PostgresqlDatabase, table: Table, fence: Fence, newest: Path) -> None:
+        self._database, self._table, self._fence = database, table, fence
+        self.newest = newest
+        self.where = f"{database.name} {table.name}"
+        self.in_tries = database.in_tries
+
+    def last(self, count: int) -> list[ChainedRow]:
+        """The newest `count`, oldest first."""
+        query = select(self._table).order_by(self._table.c.sequence.desc()).limit(count)
+        return self.in_tries(partial(self._read, query))[::-1]
+
+    def at(self, sequence: int) -> ChainedRow | None:
+        found = self.in_tries(lambda: self._read(select(self._table).where(self._table.c.sequence == sequence)))
+        return found[0] if found else None
+
+    def oldest_first(self) -> Iterator[ChainedRow]:
+        query = select(self._table).order_by(self._table.c.sequence).limit(_BATCH)
+        while found := self.in_tries(partial(self._read, query)):
+            yield from found
+            query = query.where(self._table.c.sequence > found[-1].sequence)
+
+    def telling(self, words: str) -> Iterator[ChainedRow]:
+        """Those whose line has `words`, newest first."""
+        query = select(self._table).where(func.strpos(self._table.c.line, words) > 0)
+        query = query.order_by(self._table.c.sequence.desc()).limit(_BATCH)
+        while found := self.in_tries(partial(self._read, query)):
+            yield from found
+            query = query.where(self._table.c.sequence < found[-1].sequence)
+
+    def append(self, rows: Sequence[ChainedRow], *, newest: ChainedRow | None) -> None:
+        """Durable when this returns, all or none; `newest` is what the folder is to have of them, if anything.
+
+        Raises Moved where they do not follow what is there. After another error they may be there, or come to be.
+        """
+        if not rows:
+            return
+        try:
+            with self.transaction() as connection:
+                self._require_end(connection, rows[0])
+                connection.execute(
+                    insert(self._table),
+                    [{"sequence": row.sequence, "previous": row.previous, "line": _text(row)} for row in rows],
+                )
+        except NotUnique as error:
+            raise self._moved() from error
+        if newest is not None:
+            files.make_private_folder(self.newest.parent)
+            files.write_private(self.newest, newest.content)
+
+    def check_newest(self, remedy: str) -> None:
+        """Raises IntegrityError where the rows have not what the folder has of them: they are of an earlier instant, or
+        others."""
+        if not self.newest.exists():
+            return
+        kept = ChainedRow.of(files.read_private(self.newest), str(self.newest))
+        row = self.at(kept.sequence)
+        if row is None:
+            raise IntegrityError(
+                f"{self.where} has no entry {kept.sequence}, which {self.newest} has: rows were deleted, or the "
+                f"database was put back to an earlier instant; {remedy}"
+            )
+        if row != kept:
+            raise IntegrityError(
+                f"{self.where} has another entry {kept.sequence} than {self.newest}: rows were replaced; {remedy}"
+            )
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Begun with the fence."""
+        try:
+            with self._database.engine.begin() as connection:
+                self._fence(connection)
+                yield connection
+        except NotUnique:
+            raise
+        except SQLAlchemyError as error:
+            if isinstance(error, ProgrammingError) and getattr(error.orig, "sqlstate", "") == _NO_TABLE:
+                raise StorageError(
+                    f"{self._database.name} has not the table {self._table.name}: `coordinator upgrade` makes it, or "
+                    "in a new database the first `coordinator serve`"
+                ) from error
+            raise self._database.failed(error) from error
+
+    def _read(self, query: Select[Any]) -> list[ChainedRow]:
+        with self.transaction() as connection:
+            found = connection.execute(query).all()
+        return [self._row(row) for row in found]
+
+    def _row(self, found: Row[Any]) -> ChainedRow:
+        """Number and predecessor stand in the line as well, whose digest is over them."""
+        row = ChainedRow.of(f"{found.line}\n".encode(), f"{self.where} row {found.sequence}")
+        if (row.sequence, row.previous) != (found.sequence, found.previous):
+            raise IntegrityError(f"{self.where} row {found.sequence} is not what its line says: it was edited")
+        return row
+
+    def _require_end(self, connection: Connection, first: ChainedRow) -> None:
+        query = select(self._table).order_by(self._table.c.sequence.desc()).limit(1)
+        found = connection.execute(query).one_or_none()
+        end = Head() if found is None else Head(found.sequence, self._row(found).digest)
+        if (end.sequence + 1, end.digest) != (first.sequence, first.previous):
+            raise self._moved()
+
+    def _moved(self) -> Moved:
+        return Moved(f"{self.where}: somebody else has added to it since")
+
+
+def _text(row: ChainedRow) -> str:
+    return row.content.decode("ascii").removesuffix("\n")

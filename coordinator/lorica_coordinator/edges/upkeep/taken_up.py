@@ -1,0 +1,115 @@
+"""What a coordinator looks at before it leads on a database that another one may have written: that audit log and
+ledger go on from what its folder knows of them, and that the ledger has every sum which the log tells of.
+
+A log or a ledger that the folder has from before they were kept in the database is taken over, once: line by line as it
+is, so that the chain goes on. It stays in the folder as it was, and is from then on what the rows have to begin with.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
+from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
+from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
+from lorica_coordinator.edges.sums.kept_releases import FolderReleases
+from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.errors import IntegrityError
+from lorica_security.on_disk.log_file import AuditLog, segments
+from lorica_security.on_disk.log_place import LogPlace
+from lorica_security.on_disk.reading import read_log
+from lorica_security.privacy.ledger import Entry as Release
+
+_log = structlog.get_logger(__name__)
+_REMEDY = "put a newer one back, or `coordinator settle` says what is to be done about an older one"
+
+
+def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
+    """The caller leads. Raises IntegrityError naming what is behind or another one, and the remedy; StorageError."""
+    log, kept = audit.place, releases.kept
+    if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
+        return
+    go_on_from_folder(log, kept, audit, releases)
+    for rows in (log.rows, kept.rows):
+        rows.check_newest(_REMEDY)
+    require_every_release(log, releases)
+    releases.check_root()
+
+
+def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases: ReleaseLedger) -> None:
+    """Take over what the folder has, or see that the rows begin with it."""
+    _go_on_from_log(log, audit)
+    _go_on_from_ledger(kept, releases)
+
+
+def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:
+    """Raises IntegrityError where the log tells of a sum that the ledger has not, and the plan is not closed.
+
+    The newest that it tells of may be missing: a kill between the two left it, and nothing came of it. Not where its
+    round was closed all the same.
+    """
+    entries, closed = releases.kept.entries(), releases.closed()
+    told: dict[int, Entry] = {}
+    for line in log.telling(f'"{Event.SUM_RELEASED.value}"'):
+        entry = entry_from_line(line.content, line.where)
+        if entry.event is Event.SUM_RELEASED:
+            told.setdefault(entry.number("ledger_entry"), entry)
+    newest = next(iter(told.values()), None)
+    for number, entry in sorted(told.items()):
+        if _has(entries, number, entry) or entry.text("plan") in closed:
+            continue
+        if entry is newest and number == len(entries) + 1 and not _was_closed(log, entry):
+            continue
+        raise IntegrityError(
+            f"the ledger of releases has not the entry {number} that the audit log tells of (entry {entry.sequence}, "
+            f"plan {entry.text('plan')[:16]}, round {entry.number('round')}): epsilon that was spent would be "
+            f"forgotten; {_REMEDY}"
+        )
+
+
+def _has(entries: Sequence[Release], number: int, told: Entry) -> bool:
+    return number <= len(entries) and entries[number - 1].digest == told.text("ledger_digest")
+
+
+def _was_closed(log: LogPlace, released: Entry) -> bool:
+    """Whether the round went on to its end after `released` was told of."""
+    for line in log.telling(f'"{Event.ROUND_CLOSED.value}"'):
+        entry = entry_from_line(line.content, line.where)
+        if entry.sequence < released.sequence:
+            return False
+        if entry.event is Event.ROUND_CLOSED and all(
+            entry.details.get(name) == released.details.get(name) for name in ("plan", "round", "attempt")
+        ):
+            return True
+    return False
+
+
+def _go_on_from_log(log: LogRows, audit: AuditLog) -> None:
+    if not segments(log.folder):
+        return
+    reading = read_log(log.folder, writer=audit.writer, keys=[audit.public_key])
+    rows = [ChainedRow.of(entry.line(), str(log.folder)) for entry in reading.entries]
+    _go_on_from(log.rows, rows, of=f"the audit log in {log.folder}")
+
+
+def _go_on_from_ledger(kept: ReleaseRows, releases: ReleaseLedger) -> None:
+    before = FolderReleases(releases.folder)
+    rows = [ChainedRow.of(entry.line(), str(before.path)) for entry in before.entries()]
+    _go_on_from(kept.rows, rows, of=f"the ledger of releases in {before.path}")
+    kept.close(before.closed())
+
+
+def _go_on_from(rows: ChainedRows, before: Sequence[ChainedRow], *, of: str) -> None:
+    """Raises IntegrityError where the rows begin otherwise."""
+    if not before:
+        return
+    if not rows.last(1):
+        rows.append(before, newest=before[-1])
+        _log.info("taken over into the database", what=of, entries=len(before))
+    elif rows.at(before[-1].sequence) != before[-1]:
+        raise IntegrityError(
+            f"{of} ends with entry {before[-1].sequence}, and {rows.where} does not go on from it: it is of another "
+            "coordinator or another time; move it away where the rows are right, else name another database in "
+            "[storage] database"
+        )

@@ -1,0 +1,289 @@
+"""A database that was put back from an older dump: it is not led on before it is settled, and what was done since is
+not undone.
+
+A real pg_dump and pg_restore, and the commands as an operator types them.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine.default import DefaultDialect
+
+from lorica_coordinator import cli
+from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.server.audited import AuditedStore, released
+from lorica_coordinator.opened import Coordinator, leading
+from lorica_coordinator.service.unusable import BudgetSpent
+from lorica_security.audit.entry import Event
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
+from lorica_security.on_disk.log_file import AuditLog, lines
+from lorica_security.on_disk.reading import Reading, read_log
+from silo_wire.canonical import Digest
+from silo_wire.plans.privacy import PrivacySection
+from tests.support.command_line import Done, run_command
+from tests.support.coordinator import initialise
+from tests.support.coordinator_edges import round_key
+from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
+from tests.support.rounds import A, B, C
+from tests.unit.test_rounds_store import enrolled_silo, invitation
+
+PLAN = Digest("a" * 64)
+PRIVATE = PrivacySection(
+    level="silo", noise_multiplier=4.0, target_epsilon=8.0, dp_delta=1e-5, nominal_silos=10, max_noise_to_signal=1e6
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with running_postgresql() as running:
+        yield running
+
+
+class Federation:
+    """A coordinator's folder with its state in a database of its own."""
+
+    def __init__(self, server: PostgresqlServer, folder: CoordinatorFolder, name: str) -> None:
+        self.server, self.folder, self.name = server, folder, name
+        server.execute(f"CREATE DATABASE {name}")
+        self.url = f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}"
+        text = folder.settings.read_text()
+        folder.settings.write_text(text.replace('database = ""', f'database = "{self.url}"'))
+
+    def command(self, *words: str | Path) -> Done:
+        return run_command(cli.main, *words, "--dir", self.folder.root)
+
+    def tool(self, name: str, *words: str | Path) -> None:
+        (program,) = list(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))[:1]
+        command = [program, "-U", SUPERUSER, "-h", self.server.folder, "-d", self.name, *words]
+        subprocess.run(command, check=True, capture_output=True, env={"PATH": os.defpath})
+
+    def dump(self, to: Path) -> Path:
+        self.tool("pg_dump", "-Fc", "-f", to)
+        return to
+
+    def put_back(self, dump: Path) -> None:
+        self.tool("pg_restore", "--clean", dump)
+
+    def enrol(self, *silos: str) -> None:
+        with leading(Coordinator.load(self.folder)) as leader:
+            store, audit = leader.open_store(), leader.audit()
+            for silo in silos:
+                offered = invitation(silo, silo.encode())  # type: ignore[arg-type]
+                store.invite(offered)
+                AuditedStore(store, audit).enrol(enrolled_silo(silo), secret_digest=offered.secret_digest)  # type: ignore[arg-type]
+            audit.seal()
+            store.close()
+
+    def release(self, *rounds: int) -> None:
+        with leading(Coordinator.load(self.folder)) as leader:
+            audit = leader.audit()
+            releases = leader.releases_told(released(audit))
+            for number in rounds:
+                releases.noise_key(b"")
+                releases.enter(round_key(PLAN, number), b"sum %d" % number, PRIVATE)
+            audit.seal()
+
+    def silos(self) -> dict[str, bool]:
+        rows = self.server.rows("SELECT silo, revoked_at IS NULL FROM silos ORDER BY silo", database=self.name)
+        return {str(silo): bool(there) for silo, there in rows}
+
+    def reading(self) -> Reading:
+        coordinator = Coordinator.load(self.folder)
+        return read_log(coordinator.audit().place, keys=[coordinator.keys.identity.public_key()])
+
+
+@pytest.fixture
+def federation(server: PostgresqlServer, tmp_path: Path, request: pytest.FixtureRequest) -> Federation:
+    return Federation(server, initialise(tmp_path / "net"), f"d{abs(hash(request.node.name)) % 10**9}")
+
+
+@pytest.fixture(scope="module")
+def lost(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """After its dump A was revoked, C enrolled, B invited again, and a second sum released; the log was exported."""
+    folder = tmp_path_factory.mktemp("lost")
+    federation = Federation(server, initialise(folder / "net"), "lost")
+    federation.enrol(A, B)
+    federation.release(1)
+    federation.dump(folder / "old.dump")
+    assert federation.command("invite", B).code == 0
+    assert federation.command("revoke", A).code == 0
+    federation.enrol(C)
+    federation.release(2)
+    exported = federation.command("audit", "export", folder / "copy")
+    assert exported.code == 0, exported.err
+    assert "2 of the ledger of releases" in exported.out
+    shutil.copytree(folder / "net", folder / "as it was")
+    return federation
+
+
+@pytest.fixture
+def put_back(lost: Federation) -> Federation:
+    """The older dump is put back, beside the folder as it was."""
+    bring_back(lost)
+    return lost
+
+
+def bring_back(lost: Federation) -> None:
+    home = lost.folder.root.parent
+    shutil.rmtree(lost.folder.root)
+    shutil.copytree(home / "as it was", lost.folder.root)
+    lost.put_back(home / "old.dump")
+
+
+@pytest.fixture
+def copy(lost: Federation) -> Path:
+    return lost.folder.root.parent / "copy"
+
+
+def test_an_older_dump_is_refused_until_it_is_settled_with_the_newer_log(put_back: Federation, copy: Path) -> None:
+    before = read_log(copy).entries
+    refused = put_back.command("invite", C)
+    refused.is_refusal(IntegrityError, "has no entry", "put back to an earlier instant", "`coordinator settle`")
+    put_back.command("settle").is_refusal(ConfigurationError, "--without-log where it is lost")
+    done = put_back.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    assert done.code == 0, done.err
+    assert f"enrolled, as the newer log has it: {B}, {C}; who was revoked since stays so" in done.out
+    assert "closed:" not in done.out
+    assert put_back.silos() == {A: False, B: True, C: True}
+    assert put_back.server.rows("SELECT count(*) FROM invitations WHERE spent_at IS NULL", database=put_back.name) == [
+        (0,)
+    ]
+    reading = put_back.reading()
+    assert reading.entries[: len(before)] == before, "one history, which goes on"
+    told = [one for one in reading.of(Event.OPERATOR_COMMAND) if one.text("command") == "settle"]
+    assert [one.text("newer_log") for one in told] == ["yes"]
+    assert put_back.command("invite", C).code == 0
+    put_back.release(1, 2, 3)
+    assert [one.round for one in Coordinator.load(put_back.folder).releases.kept.entries()] == [1, 2, 3]
+    again = put_back.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    again.is_refusal(IntegrityError, "ends with entry", "cut off, or the log was put back from a backup")
+
+
+def test_without_the_newer_ledger_plans_are_closed(put_back: Federation, copy: Path) -> None:
+    done = put_back.command("settle", "--log", copy)
+    assert done.code == 0, done.err
+    assert f"closed: plan {PLAN[:16]}, of which sums may have been released since" in done.out
+    with pytest.raises(BudgetSpent, match="came from a backup"):
+        put_back.release(3)
+    assert put_back.silos() == {A: False, B: True, C: True}
+
+
+def test_without_the_newer_log_that_is_said_and_plans_are_closed(put_back: Federation, copy: Path) -> None:
+    done = put_back.command("settle", "--without-log")
+    assert done.code == 0, done.err
+    assert f"let in again, who was revoked since as well: {A}, {B}" in done.out
+    assert f"closed: plan {PLAN[:16]}" in done.out
+    told = [one for one in put_back.reading().of(Event.OPERATOR_COMMAND) if one.text("command") == "settle"]
+    assert [(one.text("newer_log"), one.text("newer_ledger")) for one in told] == [("no", "no")]
+    assert put_back.command("invite", C).code == 0
+    late = put_back.command("settle", "--log", copy)
+    late.is_refusal(IntegrityError, "written anew from an entry after")
+
+
+def test_a_kill_while_it_is_settled_leaves_what_can_be_settled_again(
+    put_back: Federation, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its transactions that write: records, ledger, log and entry are there or not. Nobody leads before its end."""
+    words = ("settle", "--log", copy, "--ledger", copy / "ledger")
+    for at in (2, 3, 6, 7):
+        assert killed(put_back, words, at, monkeypatch)
+        if at < 6:
+            put_back.command("invite", C).is_refusal(IntegrityError, "`coordinator settle`")
+        done = put_back.command(*words)
+        assert done.code == 0, done.err
+        assert put_back.silos() == {A: False, B: True, C: True}
+        assert [one.round for one in Coordinator.load(put_back.folder).releases.kept.entries()] == [1, 2]
+        told = [one for one in put_back.reading().of(Event.OPERATOR_COMMAND) if one.text("command") == "settle"]
+        assert told, "it stands in the log"
+        bring_back(put_back)
+
+
+class Killed(BaseException):
+    """As a process that is no more: nothing of it is done after this."""
+
+
+def killed(federation: Federation, words: Sequence[str | Path], at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """False where the command came to its end first."""
+    commit, left = DefaultDialect.do_commit, [at]
+
+    def counted(dialect: DefaultDialect, connection: Any) -> None:
+        wrote = connection.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()[0]
+        commit(dialect, connection)
+        left[0] -= wrote
+        if wrote and left[0] == 0:
+            raise Killed
+
+    with monkeypatch.context() as killing:
+        killing.setattr(DefaultDialect, "do_commit", counted)
+        try:
+            federation.command(*words)
+        except Killed:
+            return True
+    return False
+
+
+def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:
+    folder = initialise(tmp_path / "sqlite")
+    refused = run_command(cli.main, "settle", "--without-log", "--dir", folder.root)
+    refused.is_refusal(ConfigurationError, "`coordinator restore` settles a folder as it makes it")
+
+
+def test_an_export_is_the_log_in_files(federation: Federation, tmp_path: Path) -> None:
+    federation.enrol(A)
+    assert federation.command("audit", "export", tmp_path / "copy").code == 0
+    assert [line.content for line in lines(tmp_path / "copy")] == [
+        line.content for line in Coordinator.load(federation.folder).audit().place.lines()
+    ]
+    key = Coordinator.load(federation.folder).keys.identity_public_key.hex()
+    verified = run_command(cli.main, "audit", "verify", "--log", tmp_path / "copy", "--key", key)
+    assert verified.code == 0, verified.err
+    again = federation.command("audit", "export", tmp_path / "copy")
+    again.is_refusal(ConfigurationError, "is not an empty folder")
+
+
+def test_commands_of_upkeep_say_what_is_done_instead(federation: Federation, tmp_path: Path) -> None:
+    federation.enrol(A)
+    backup = federation.command("backup", tmp_path / "b", "--plain")
+    backup.is_refusal(ConfigurationError, "pg_dump", "`coordinator settle`")
+    collected = federation.command("gc")
+    assert (collected.code, collected.out) == (0, "there is nothing to delete\n"), collected.err
+    nothing = federation.command("upgrade")
+    assert nothing.code == 0, nothing.err
+    assert f"has tables of revision {TABLES_REVISION}: nothing was to be done" in nothing.out
+    federation.command("upgrade", "--to", "0011").is_refusal(StorageError, "this state has no way back")
+    told = [entry.text("command") for entry in federation.reading().of(Event.OPERATOR_COMMAND)]
+    assert told == ["CollectGarbage", "upgrade", "upgrade"]
+
+
+def test_an_upgrade_takes_the_folders_log_over(federation: Federation) -> None:
+    """Of a state that a release before kept in the database, and its log in the folder."""
+    coordinator = Coordinator.load(federation.folder)
+    with leading(coordinator):
+        pass
+    federation.server.execute(
+        "DROP TABLE audit_log, release_ledger, closed_plans, release_root", "DROP FUNCTION lorica_added_to_alone()",
+        "UPDATE alembic_version SET version_num = '0012'", "UPDATE schema SET version = 12",
+        database=federation.name,
+    )  # fmt: skip
+    before = AuditLog(
+        federation.folder.audit,
+        writer=coordinator.audit().writer,
+        key=coordinator.keys.identity,
+        clock=lambda: 1_700_000_000.0,
+    )
+    before.append(Event.STARTED)
+    before.append(Event.STOPPED)
+    before.seal()
+    files = list(read_log(federation.folder.audit).entries)
+    federation.command("invite", A).is_refusal(StorageError, "run `coordinator upgrade`")
+    done = federation.command("upgrade")
+    assert done.code == 0, done.err
+    reading = federation.reading()
+    assert list(reading.entries[: len(files)]) == files
+    assert reading.entries[len(files)].text("command") == "upgrade"
