@@ -83,6 +83,11 @@ class Coordinator:
         return self.keys.federation
 
     @property
+    def identity(self) -> str:
+        """The public identity key in hexadecimal."""
+        return self.keys.identity_public_key.hex()
+
+    @property
     def shelf(self) -> "PlanShelf":
         from lorica_coordinator.plans.plan_shelf import PlanShelf
 
@@ -113,7 +118,7 @@ class Coordinator:
 
         term = 0 if self.leadership is None else self.leadership.term
         own = not self.settings.storage.attempt_keys
-        return SpoolKeys(state / SPOOLS, key_folder(self.settings) / SPOOLS, term, own)
+        return SpoolKeys(state / SPOOLS, key_folder(self.settings, self.identity) / SPOOLS, term, own)
 
     @property
     def spools(self) -> "Spools":
@@ -129,18 +134,21 @@ class Coordinator:
 
     def releases_told(self, tell: "Callable[[Entry], None] | None") -> "ReleaseLedger":
         """The same; `tell` hears of each entry before it is written."""
-        from lorica_coordinator.edges.database.open_store import release_rows
+        from lorica_coordinator.edges.database.open_store import PRIVACY, release_rows, shared_folder
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+        from lorica_coordinator.edges.sums.release_root import RootPlace
 
-        kept = release_rows(self.settings, self.folder.settings, self.leadership)
-        return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
+        state = self.settings.state_folder / "privacy"
+        kept = release_rows(self.settings, self.folder.settings, self.leadership, identity=self.identity)
+        root = RootPlace(state / "root", *shared_folder(self.settings, self.identity, PRIVACY))
+        return ReleaseLedger(state, kept=kept, root=root, tell=tell or (lambda entry: None))
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""
         from lorica_coordinator.edges.database.open_store import log_of
         from lorica_security.on_disk.log_file import AuditLog
 
-        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership)
+        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership, identity=self.identity)
         writer = Identity(self.federation, Role.COORDINATOR).uri
         return AuditLog(place, writer=writer, key=self.keys.identity, clock=clock)
 
@@ -235,7 +243,7 @@ class Coordinator:
         from lorica_coordinator.edges.database.open_store import open_store
 
         self.make_state_folder()
-        return open_store(self.settings, self.folder.settings, self.federation, self.leadership)
+        return open_store(self.settings, self.folder.settings, self.federation, self.leadership, identity=self.identity)
 
 
 @contextmanager

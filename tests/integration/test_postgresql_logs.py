@@ -24,6 +24,7 @@ from lorica_coordinator import cli
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
+from lorica_coordinator.edges.database.postgresql.newest import Newest
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
@@ -32,6 +33,7 @@ from lorica_coordinator.edges.database.round_tables import ADDED_TO, audit_log, 
 from lorica_coordinator.edges.server.audited import released
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_coordinator.edges.sums.release_root import RootPlace
 from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
 from lorica_coordinator.edges.upkeep.taken_up import take_up
 from lorica_coordinator.service.ports import Overtaken
@@ -107,15 +109,24 @@ def empty(database: PostgresqlDatabase) -> PostgresqlDatabase:
 
 
 class Place:
-    """One coordinator's folder and, of rows, its database."""
+    """One coordinator's folder and, of rows, its database; `shared`: what it has in a folder with others."""
 
-    def __init__(self, folder: Path, database: PostgresqlDatabase | None, fence: Any = no_fence) -> None:
+    def __init__(
+        self, folder: Path, database: PostgresqlDatabase | None, fence: Any = no_fence, shared: Path | None = None
+    ) -> None:
         self.folder, self.database, self.fence, self.clock = folder, database, fence, Clock()
+        self.shared = shared
+
+    def both(self, name: str) -> tuple[Path, Path] | tuple[None, None]:
+        return (None, None) if self.shared is None else (self.shared / name, self.shared.parent)
+
+    def newest(self, name: str) -> Newest:
+        return Newest(self.folder / name / "newest", *self.both(name))
 
     def log_place(self, fence: Any = None) -> LogPlace:
         if self.database is None:
             return LogFiles(self.folder / "audit")
-        rows = ChainedRows(self.database, audit_log, fence or self.fence, self.folder / "audit" / "newest")
+        rows = ChainedRows(self.database, audit_log, fence or self.fence, self.newest("audit"))
         return LogRows(rows, self.folder / "audit")
 
     def log(self) -> AuditLog:
@@ -125,12 +136,13 @@ class Place:
     def kept(self, fence: Any = None) -> KeptReleases:
         if self.database is None:
             return FolderReleases(self.folder / "privacy")
-        rows = ChainedRows(self.database, release_ledger, fence or self.fence, self.folder / "privacy" / "newest")
+        rows = ChainedRows(self.database, release_ledger, fence or self.fence, self.newest("privacy"))
         return ReleaseRows(rows)
 
     def releases(self, log: AuditLog | None = None) -> ReleaseLedger:
         tell: Any = {} if log is None else {"tell": released(log)}
-        return ReleaseLedger(self.folder / "privacy", clock=self.clock, kept=self.kept(), **tell)
+        root = RootPlace(self.folder / "privacy" / "root", *self.both("privacy"))
+        return ReleaseLedger(self.folder / "privacy", clock=self.clock, kept=self.kept(), root=root, **tell)
 
     def read(self) -> Reading:
         return read_log(self.log_place(), writer=WRITER, keys=[KEY.public_key()])
@@ -428,9 +440,11 @@ def given_the_root(to: Place, of: Place) -> Path:
 class Candidate:
     """A coordinator with a folder of its own, without the process."""
 
-    def __init__(self, database: PostgresqlDatabase, place: DatabasePlace, folder: Path) -> None:
+    def __init__(
+        self, database: PostgresqlDatabase, place: DatabasePlace, folder: Path, shared: Path | None = None
+    ) -> None:
         self.leadership = Leadership(place, database, FEDERATION, IDENTITY, session_s=60.0, beat_s=60.0)
-        self.place = Place(folder, database, self.leadership.fence)
+        self.place = Place(folder, database, self.leadership.fence, shared)
 
     def lead(self) -> None:
         assert self.leadership.take(lambda: None)
@@ -498,6 +512,92 @@ def test_a_stale_leader_appends_nothing(pair: tuple[Candidate, Candidate], serve
     assert before == [_rows(second.place.database)]
     assert second.place.kept().entries() == ()
     second.place.log().append(Event.STARTED)
+
+
+@pytest.fixture
+def sharing(
+    empty: PostgresqlDatabase, server: PostgresqlServer, tmp_path: Path
+) -> Iterator[tuple[Candidate, Candidate]]:
+    """Whose folders are empty at each start, and who share one for keys."""
+    place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/postgres?host={server.folder}", tmp_path)
+    (tmp_path / "mount").mkdir(mode=0o700)
+    shared = tmp_path / "mount" / IDENTITY
+    both = [Candidate(empty, place, tmp_path / name, shared) for name in ("first", "second")]
+    yield both[0], both[1]
+    for one in both:
+        one.leadership.release()
+
+
+@pytest.mark.parametrize("from_before", [False, True])
+def test_a_successor_with_an_empty_folder_makes_the_same_noise(
+    sharing: tuple[Candidate, Candidate], from_before: bool
+) -> None:
+    """Also of a root that was made in the first one's folder before both shared one."""
+    first, second = sharing
+    if from_before:
+        ReleaseLedger(first.place.folder / "privacy").noise_key(b"")
+    first.lead()
+    log = first.place.log()
+    noise = first.place.releases().noise_key(b"sum 1")
+    first.place.releases(log).enter(round_key(PLAN), b"sum 1", PRIVATE)
+    if from_before:
+        assert noise == ReleaseLedger(first.place.folder / "privacy").noise_key(b"sum 1")
+    first.leadership.release()
+    shutil.rmtree(first.place.folder)
+    assert not second.place.folder.exists()
+    second.lead()
+    assert second.place.releases().noise_key(b"sum 1") == noise
+    (root,) = (second.place.both("privacy")[0] or Path()).glob("*.root")
+    assert root.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(Overtaken):
+        first.place.releases().noise_key(b"sum 1")
+    assert root.parent.is_dir()
+    assert list(root.parent.glob("*.root")) == [root]
+
+
+def test_a_successor_with_an_empty_folder_refuses_an_older_database(sharing: tuple[Candidate, Candidate]) -> None:
+    first, second = sharing
+    database = first.place.database
+    assert database is not None
+    first.lead()
+    log = first.place.log()
+    log.append(Event.STARTED)
+    log.seal()
+    first.place.releases(log).enter(round_key(PLAN), b"sum 1", PRIVATE)
+    log.append(Event.STOPPED)
+    log.seal()
+    newest = len(first.place.read().entries)
+    first.leadership.release()
+    shutil.rmtree(first.place.folder)
+    by_its_owner(database, delete(release_ledger))
+    with pytest.raises(IntegrityError, match=rf"release_ledger has no entry 1, which .*/mount/{IDENTITY}/privacy/1-"):
+        second.lead()
+    second.leadership.release()
+    by_its_owner(database, delete(audit_log).where(audit_log.c.sequence > 2))
+    with pytest.raises(
+        IntegrityError, match=rf"audit_log has no entry {newest}, which .*/audit/{newest}-[0-9a-f]* has"
+    ):
+        second.lead()
+    second.leadership.release()
+    for name in ("audit", "privacy"):
+        second.place.newest(name).forget()  # which `settle` does
+    second.lead()
+
+
+def test_nothing_is_sealed_or_released_whose_newest_cannot_be_kept(sharing: tuple[Candidate, Candidate]) -> None:
+    """The mount is away: a row that only this process knows of would not be missed."""
+    first, _ = sharing
+    first.lead()
+    log = first.place.log()
+    log.append(Event.STARTED)
+    shutil.rmtree(first.place.folder.parent / "mount")
+    with pytest.raises(StorageError, match="/mount"):
+        log.seal()
+    with pytest.raises(StorageError, match="/mount"):
+        first.place.releases().enter(round_key(PLAN), b"sum 1", PRIVATE)
+    assert [entry.event for entry in first.place.read().entries] == [Event.STARTED]
+    assert first.place.kept().entries() == ()
+    assert not (first.place.folder.parent / "mount").exists()
 
 
 def test_who_does_not_lead_only_looks(pair: tuple[Candidate, Candidate]) -> None:
@@ -685,7 +785,7 @@ def test_whatever_two_coordinators_live_through_there_is_one_log_and_each_releas
         life.check()
     finally:
         for one in life.both:
-            one.leadership.resign()
+            one.leadership.release()
 
 
 # --- what the folder had before

@@ -201,7 +201,7 @@ def test_a_name_that_is_none_leads_to_no_file(text: str) -> None:
 
 def test_a_folder_that_several_see_has_to_be_there(tmp_path: Path) -> None:
     shared = tmp_path / "mount"
-    vault = FolderKeyVault(shared, 2, own=False)
+    vault = FolderKeyVault(shared / "ab", 2, own=False)
     for use in (vault.make, vault.newest_term, lambda: vault.read(AttemptKey(1, "0" * 32))):
         with pytest.raises(StorageError, match=r"mount of \[storage\] attempt_keys is not there: mount it"):
             use()
@@ -210,7 +210,7 @@ def test_a_folder_that_several_see_has_to_be_there(tmp_path: Path) -> None:
         vault.make()
     shared.chmod(0o700)
     key, secret = vault.make()
-    assert FolderKeyVault(shared, 9, own=False).read(key) == secret
+    assert FolderKeyVault(shared / "ab", 9, own=False).read(key) == secret
 
 
 def settings_of(state: Path, storage: str) -> Settings:

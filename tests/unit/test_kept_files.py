@@ -473,7 +473,10 @@ def test_a_record_names_no_key_outside_its_place(tmp_path: Path, name: str) -> N
 
 
 def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
-    keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "spools", 8, own=False)
+    keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "ab" / "spools", 8, own=False)
     with pytest.raises(FileNotFoundError):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
+    (tmp_path / "mount").mkdir(mode=0o700)
+    keys.provide(tmp_path / "spools" / PLAN / "3-1")
+    assert (tmp_path / "mount" / "ab" / "spools" / PLAN / "3-1").is_dir()

@@ -339,10 +339,17 @@ def read_private(path: Path, *, handed: bool = False) -> bytes:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create `folder` with mode 0700; an existing one with looser permissions is refused with ConfigurationError."""
+def make_private_folder(folder: Path, *, below: Path | None = None) -> None:
+    """Create `folder` with mode 0700; an existing one with looser permissions is refused with ConfigurationError.
+
+    With `below`, a folder above it, all from there on have to be private, and that one to be there: it is a mount, or
+    another's to make.
+    """
+    if below is not None and below in folder.parents:
+        make_private_folder(folder.parent, below=below)
     try:
-        folder.mkdir(mode=PRIVATE_FOLDER_MODE, parents=True, exist_ok=True)
+        if folder != below:
+            folder.mkdir(mode=PRIVATE_FOLDER_MODE, parents=below is None, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError as error:
         raise StorageError(f"{folder} cannot be created: {error.strerror or error}") from error

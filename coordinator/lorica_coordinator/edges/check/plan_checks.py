@@ -48,12 +48,14 @@ def database(found: Found) -> str:
 def _in_postgresql(found: Found) -> str:
     """What the settings say is refused as such; all else is the database's."""
     file, settings = found.ground.folder.settings, found.settings
+    identity = "" if found.loaded_keys is None else found.keys.identity_public_key.hex()
     with (
         meaning(Mistake.DATABASE_SERVER.value),
-        closing(open_store(settings, file, federation_name(settings.federation))) as store,
+        closing(open_store(settings, file, federation_name(settings.federation), identity=identity)) as store,
     ):
         _look_into(store, found)
-        check_newest(log_of(settings, file, found.ground.folder.audit), release_rows(settings, file))
+        log = log_of(settings, file, found.ground.folder.audit, identity=identity)
+        check_newest(log, release_rows(settings, file, identity=identity))
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

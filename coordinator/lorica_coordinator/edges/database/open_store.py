@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, beside, read_only
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
+from lorica_coordinator.edges.database.postgresql.newest import Newest
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
@@ -28,30 +29,41 @@ from lorica_security.on_disk.log_place import LogPlace
 SQLITE = "state.sqlite"
 NEWEST = "newest"
 """Of the audit log, and of the ledger of releases: a file with what this folder saw of the rows last."""
+AUDIT, PRIVACY = "audit", "privacy"
+"""Folders in `attempt_keys`: what every coordinator there saw of the rows last, and the root of noise."""
 
 
 def open_store(
-    settings: Settings, file: Path, federation: FederationName, leadership: Leadership | None = None
+    settings: Settings, file: Path, federation: FederationName, leadership: Leadership | None = None, *, identity: str
 ) -> SqlRoundStore:
-    """`file` is what `settings` were read from. In PostgreSQL who has no `leadership` only looks.
+    """`file` is what `settings` were read from; `identity`: the coordinator's public identity key in hexadecimal. In
+    PostgreSQL who has no `leadership` only looks.
 
     Raises ConfigurationError, StorageError naming the database.
     """
     if (server := server_of(settings, file)) is None:
         return SqlRoundStore(settings.state_folder / SQLITE, federation)
     if leadership is None:
-        return SqlRoundStore(server, federation, key_vault(settings), read_only)
-    return SqlRoundStore(server, federation, key_vault(settings, leadership.term), leadership.fence)
+        return SqlRoundStore(server, federation, key_vault(settings, identity), read_only)
+    return SqlRoundStore(server, federation, key_vault(settings, identity, leadership.term), leadership.fence)
 
 
-def key_vault(settings: Settings, term: int = 0) -> FolderKeyVault:
+def key_vault(settings: Settings, identity: str, term: int = 0) -> FolderKeyVault:
     """Where the keys of masked attempts are, for the leader of this term; 0: for who looks."""
-    return FolderKeyVault(key_folder(settings), term, own=not settings.storage.attempt_keys)
+    return FolderKeyVault(key_folder(settings, identity), term, own=not settings.storage.attempt_keys)
 
 
-def key_folder(settings: Settings) -> Path:
-    """Where keys lie that neither database nor bucket may have."""
-    return Path(settings.storage.attempt_keys or settings.state_folder / FOLDER)
+def key_folder(settings: Settings, identity: str) -> Path:
+    """Where keys lie that neither database nor bucket may have. In `attempt_keys` each federation's have a folder of
+    their own, by the `identity` key of its coordinators: none destroys another's."""
+    given = settings.storage.attempt_keys
+    return Path(given) / identity if given else settings.state_folder / FOLDER
+
+
+def shared_folder(settings: Settings, identity: str, name: str) -> tuple[Path, Path] | tuple[None, None]:
+    """A folder in `attempt_keys`, where that is named, and that one: what this federation's coordinators share."""
+    given = settings.storage.attempt_keys
+    return (key_folder(settings, identity) / name, Path(given)) if given else (None, None)
 
 
 def leave_former_keys(settings: Settings) -> None:
@@ -76,10 +88,17 @@ def _are_apart(former: Path, present: Path) -> bool:
 
 
 def log_of(
-    settings: Settings, file: Path, audit: Path, leadership: Leadership | None = None, *, added_as: str = ""
+    settings: Settings,
+    file: Path,
+    audit: Path,
+    leadership: Leadership | None = None,
+    *,
+    added_as: str = "",
+    identity: str = "",
 ) -> LogPlace:
     """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership` only looks, or adds
-    to it beside the leader with `added_as`, the coordinator's public identity key in hexadecimal.
+    to it beside the leader with `added_as`, the coordinator's public identity key in hexadecimal. `identity`: the same,
+    of who looks; "": it is not known, and nothing outside the rows is looked at.
 
     Raises ConfigurationError.
     """
@@ -88,15 +107,25 @@ def log_of(
         return LogFiles(audit)
     if added_as:
         fence = beside(federation_name(settings.federation), added_as)
-    return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit)
+    newest = _newest(settings, audit / NEWEST, leadership.identity if leadership else added_as or identity, AUDIT)
+    return LogRows(ChainedRows(server, audit_log, fence, newest), audit)
 
 
-def release_rows(settings: Settings, file: Path, leadership: Leadership | None = None) -> ReleaseRows | None:
-    """The coordinator's releases; None where they are in the folder. Raises ConfigurationError."""
+def release_rows(
+    settings: Settings, file: Path, leadership: Leadership | None = None, *, identity: str = ""
+) -> ReleaseRows | None:
+    """The coordinator's releases; None where they are in the folder. `identity` as for `log_of`. Raises
+    ConfigurationError."""
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return None
-    return ReleaseRows(ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST))
+    own = settings.state_folder / "privacy" / NEWEST
+    newest = _newest(settings, own, leadership.identity if leadership else identity, PRIVACY)
+    return ReleaseRows(ChainedRows(server, release_ledger, fence, newest))
+
+
+def _newest(settings: Settings, own: Path, identity: str, name: str) -> Newest:
+    return Newest(own, *shared_folder(settings, identity, name)) if identity else Newest(own)
 
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
@@ -118,7 +147,7 @@ def leadership_of(
         _require_no_other_state(settings, server)
         SqlRoundStore(server, federation).close()
 
-    vault = key_vault(settings)
+    vault = key_vault(settings, identity)
     return Leadership(place, server, federation, identity, later_than=vault.newest_term), prepare
 
 

@@ -31,6 +31,9 @@ class KeptReleases(Protocol):
     def has_root(self) -> bool:
         """Whether noise was made from a root already."""
 
+    def root(self) -> Digest | None:
+        """Which one, where that is told here."""
+
     def hold_root(self, digest: Digest, path: Path) -> None:
         """Noise is made from the root in `path` with this digest from now on. Raises IntegrityError naming it where it
         was made from another one: a sum would have two noises."""
@@ -64,6 +67,9 @@ class FolderReleases:
 
     def has_root(self) -> bool:
         return self.path.exists()
+
+    def root(self) -> Digest | None:
+        return None
 
     def hold_root(self, digest: Digest, path: Path) -> None:
         """The root lies beside the ledger: there is no other."""

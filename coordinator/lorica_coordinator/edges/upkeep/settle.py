@@ -79,7 +79,7 @@ def settle(
     require_every_release(place, releases)
     audit.append(Event.OPERATOR_COMMAND, command="settle", **particulars_of(since, ledger=ledger is not None))
     for rows in (place.rows, kept.rows):
-        rows.newest.unlink(missing_ok=True)
+        rows.newest.forget()
     audit.append(Event.SEALED)
     return Settled(silos=silos, closed=closed, since=since)
 

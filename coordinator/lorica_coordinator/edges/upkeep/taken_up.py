@@ -37,7 +37,7 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
 
 
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
-    """Raises IntegrityError where rows are behind what the folder saw of them, or others; of files nothing is known."""
+    """Raises IntegrityError where rows are behind what is known of them outside, or others; of files nothing is."""
     if isinstance(log, LogRows) and isinstance(kept, ReleaseRows):
         for rows in (log.rows, kept.rows):
             rows.check_newest(_REMEDY)

@@ -3,8 +3,8 @@
 The line itself is what counts. Number and digest of the line before stand beside it, so that the table can have no
 number twice and no two lines after one: of two that append at once, whoever they are, one finds that it did not.
 
-`newest` is a file of the folder, with the line that was added last from here: a database of an earlier instant does not
-have it.
+The line that was added last is kept outside the database as well (newest.py): one of an earlier instant does not have
+it.
 """
 
 import json
@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError as NotUnique
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
+from lorica_coordinator.edges.database.postgresql.newest import Newest
 from lorica_coordinator.edges.database.postgresql.server import GaveWay, PostgresqlDatabase
 from lorica_security.audit.chain import Head, text, whole_number
 from lorica_security.errors import IntegrityError, StorageError
-from lorica_security.host import files
 
 Fence = Callable[[Connection], None]
 _BATCH: Final = 1000
@@ -61,7 +60,7 @@ class ChainedRows:
     Raises StorageError, IntegrityError naming database and table.
     """
 
-    def __init__(self, database: PostgresqlDatabase, table: Table, fence: Fence, newest: Path) -> None:
+    def __init__(self, database: PostgresqlDatabase, table: Table, fence: Fence, newest: Newest) -> None:
         self._database, self._table, self._fence = database, table, fence
         self.newest = newest
         self.where = f"{database.name} {table.name}"
@@ -91,12 +90,14 @@ class ChainedRows:
             query = query.where(self._table.c.sequence < found[-1].sequence)
 
     def append(self, rows: Sequence[ChainedRow], *, newest: ChainedRow | None) -> None:
-        """Durable when this returns, all or none; `newest` is what the folder is to have of them, if anything.
+        """Durable when this returns, all or none; `newest` is what is to be known of them outside, if anything.
 
         Raises Moved where they do not follow what is there. After another error they may be there, or come to be.
         """
         if not rows:
             return
+        if newest is not None:
+            self.newest.prepare()
         try:
             with self.transaction() as connection:
                 self._require_end(connection, rows[0])
@@ -107,25 +108,23 @@ class ChainedRows:
         except NotUnique as error:
             raise self._moved() from error
         if newest is not None:
-            files.make_private_folder(self.newest.parent)
-            files.write_private(self.newest, newest.content)
+            self.newest.keep(newest.sequence, newest.digest, newest.content)
 
     def check_newest(self, remedy: str) -> None:
-        """Raises IntegrityError where the rows have not what the folder has of them: they are of an earlier instant, or
-        others."""
-        if not self.newest.exists():
-            return
-        kept = ChainedRow.of(files.read_private(self.newest), str(self.newest))
-        row = self.at(kept.sequence)
-        if row is None:
-            raise IntegrityError(
-                f"{self.where} has no entry {kept.sequence}, which {self.newest} has: rows were deleted, or the "
-                f"database was put back to an earlier instant; {remedy}"
-            )
-        if row != kept:
-            raise IntegrityError(
-                f"{self.where} has another entry {kept.sequence} than {self.newest}: rows were replaced; {remedy}"
-            )
+        """Raises IntegrityError where the rows have not what is known of them outside: they are of an earlier instant,
+        or others."""
+        for path, line in self.newest.known():
+            kept = ChainedRow.of(line, str(path))
+            row = self.at(kept.sequence)
+            if row is None:
+                raise IntegrityError(
+                    f"{self.where} has no entry {kept.sequence}, which {path} has: rows were deleted, or the database "
+                    f"was put back to an earlier instant; {remedy}"
+                )
+            if row != kept:
+                raise IntegrityError(
+                    f"{self.where} has another entry {kept.sequence} than {path}: rows were replaced; {remedy}"
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -69,7 +69,7 @@ class Leadership:
         self._sessions: Engine = session_engine(place)
         self._session: Connection | None = None  # which has the lock
         self._candidate: Connection | None = None  # of one that stands by
-        self._federation, self._identity = federation, identity
+        self._federation, self.identity = federation, identity
         self._later_than = later_than
         self._session_s, self._beat_s, self._doubt_s = session_s, beat_s, doubt_s
         self._one_at_a_time = threading.Lock()
@@ -242,7 +242,7 @@ class Leadership:
         self.token = secrets.token_hex(16)
         values = {
             "federation": self._federation,
-            "identity": self._identity,
+            "identity": self.identity,
             "holder": _holder(),
             "token": self.token,
         }
@@ -253,7 +253,7 @@ class Leadership:
                     self.term = later_than + 1
                     connection.execute(insert(table).values(id=_ROW, term=self.term, **values))
                     return
-                if (row.federation, row.identity) != (self._federation, self._identity):
+                if (row.federation, row.identity) != (self._federation, self.identity):
                     raise Conflict(
                         f"{self._database.name} holds the state of another coordinator (federation {row.federation}, "
                         f"identity key {row.identity[:16]}...): name another database in [storage] database, or serve "

@@ -1,7 +1,7 @@
 """The coordinator's releases as rows of its database: entries of the ledger, closed plans, and which root noise is made
 from.
 
-The root itself stays in the folder: it is a key, and whoever has it and the models takes the noise off. Of it the
+The root itself stays in a folder: it is a key, and whoever has it and the models takes the noise off. Of it the
 database has a digest, so that a coordinator elsewhere that makes noise from another root is refused before it makes
 any.
 """
@@ -57,10 +57,10 @@ class ReleaseRows:
         self._in_transaction(close)
 
     def has_root(self) -> bool:
-        return self._root() is not None or bool(self.rows.last(1))
+        return self.root() is not None or bool(self.rows.last(1))
 
     def hold_root(self, digest: Digest, path: Path) -> None:
-        known = self._root()
+        known = self.root()
         if known is None:
             self._in_transaction(lambda connection: _hold_root(connection, digest))
         elif known != digest:
@@ -69,9 +69,10 @@ class ReleaseRows:
                 "has: a sum would have two noises, and neither hides it; copy the file from that coordinator's folder"
             )
 
-    def _root(self) -> str | None:
+    def root(self) -> Digest | None:
         query = select(release_root.c.digest)
-        return self._in_transaction(lambda connection: connection.execute(query).scalar_one_or_none())
+        found = self._in_transaction(lambda connection: connection.execute(query).scalar_one_or_none())
+        return None if found is None else Digest(found)
 
     def _in_transaction(self, work: Callable[[Connection], R]) -> R:
         def one() -> R:

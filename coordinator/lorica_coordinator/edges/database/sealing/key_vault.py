@@ -22,8 +22,8 @@ class FolderKeyVault:
     """
 
     def __init__(self, folder: Path, term: int, *, own: bool = True) -> None:
-        """`own`: the folder is made where it is missing. One that several coordinators see has to be there: a mount
-        that is not is no place for keys."""
+        """`own`: the folder is made where it is missing. The one above a folder that several coordinators see has to be
+        there: a mount that is not is no place for keys."""
         self._folder, self._term, self._own = folder, term, own
 
     def make(self) -> tuple[AttemptKey, bytes]:
@@ -78,13 +78,13 @@ class FolderKeyVault:
 
     def _require_folder(self) -> None:
         self._require_mounted()
-        files.make_private_folder(self._folder)
+        files.make_private_folder(self._folder, below=None if self._own else self._folder.parent)
 
     def _require_mounted(self) -> None:
-        if not self._own and not self._folder.is_dir():
+        if not self._own and not self._folder.parent.is_dir():
             raise StorageError(
-                f"{self._folder} of [storage] attempt_keys is not there: mount it, or make it (mode 0700), on every "
-                "machine that a coordinator runs on"
+                f"{self._folder.parent} of [storage] attempt_keys is not there: mount it, or make it (mode 0700), on "
+                "every machine that a coordinator runs on"
             )
 
     def _path(self, key: AttemptKey) -> Path:

@@ -1,0 +1,210 @@
+"""The folder of `[storage] attempt_keys`, which several coordinators see, of several federations it may be: what one of
+them puts there no other one takes away, however late it goes on."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lorica_coordinator.edges.database.open_store import key_vault
+from lorica_coordinator.edges.database.postgresql import newest as module
+from lorica_coordinator.edges.database.postgresql.newest import Newest
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
+from lorica_coordinator.edges.models.spool import SPOOLS
+from lorica_coordinator.edges.sums.release_root import RootPlace, digest_of_root
+from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.settings import settings_text
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
+from lorica_security.host import files
+
+PLAN = "a" * 64
+
+
+def line(number: int) -> tuple[int, str, bytes]:
+    return number, f"{number:064x}", b"line %d\n" % number
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Path:
+    folder = tmp_path / "mount"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def newest_of(mount: Path, name: str = "first") -> Newest:
+    made = Newest(mount.parent / name / "audit" / "newest", mount / "ab" / "audit", mount)
+    made.prepare()
+    return made
+
+
+def known(mount: Path) -> list[bytes]:
+    """To one whose own folder is empty."""
+    return [content for _, content in newest_of(mount, "another").known()]
+
+
+# --- the newest rows
+
+
+def test_the_newest_line_is_known_to_whoever_comes_and_earlier_ones_go(mount: Path) -> None:
+    first, second = newest_of(mount), newest_of(mount, "second")
+    assert known(mount) == []
+    first.keep(*line(9))
+    second.keep(*line(10))
+    assert known(mount) == [b"line 10\n"]
+    assert [content for _, content in first.known()] == [b"line 9\n", b"line 10\n"]
+    (path,) = (mount / "ab" / "audit").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    (path.parent / "1-x").write_text("")
+    second.forget()
+    assert list(second.known()) == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    late=st.integers(1, 12),
+    meanwhile=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=6),
+    before=st.lists(st.integers(1, 12), max_size=2),
+)
+def test_one_that_goes_on_late_takes_no_later_line_away(
+    tmp_path_factory: pytest.TempPathFactory, late: int, meanwhile: list[tuple[int, int]], before: list[int]
+) -> None:
+    """Its row is there, and it stands still before or after any step with which it makes that known; others keep
+    theirs meanwhile. Whatever they do, the newest of all is known, and so is each that nobody has followed."""
+    mount = tmp_path_factory.mktemp("shared") / "mount"
+    mount.mkdir(mode=0o700)
+    stale, leader = newest_of(mount), newest_of(mount, "second")
+    for number in before:
+        leader.keep(*line(number))
+    steps = [0]
+
+    def others() -> None:
+        at, steps[0] = steps[0], steps[0] + 1
+        for when, number in meanwhile:
+            if when == at:
+                leader.keep(*line(number))
+
+    write, delete = files.write_private, module._delete
+
+    def slowly(step: Callable[..., None]) -> Callable[..., None]:
+        def one(path: Path, *given: bytes) -> None:
+            if path.is_relative_to(mount) and own[0]:
+                own[0] = False
+                others()
+                step(path, *given)
+                others()
+                own[0] = True
+            else:
+                step(path, *given)
+
+        return one
+
+    own = [True]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(files, "write_private", slowly(write))
+        patched.setattr(module, "_delete", slowly(delete))
+        stale.keep(*line(late))
+    kept = [late, *before, *(number for when, number in meanwhile if when < steps[0])]
+    assert b"line %d\n" % max(kept) in known(mount)
+
+
+def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    there = Newest(tmp_path / "own" / "newest", mount / "ab" / "audit", mount)
+    root = RootPlace(tmp_path / "own" / "root", mount / "ab" / "privacy", mount)
+    for use in (there.prepare, lambda: list(there.known()), there.forget, lambda: root.find(None), root.make):
+        with pytest.raises(StorageError, match="/mount"):
+            use()
+    assert not mount.exists()
+    mount.mkdir(mode=0o750)
+    for make in (there.prepare, root.make):
+        with pytest.raises(ConfigurationError, match="mount has mode 0750: it will hold private keys"):
+            make()
+
+
+# --- the root of noise
+
+
+def root_of(mount: Path, name: str) -> RootPlace:
+    return RootPlace(mount.parent / name / "root", mount / "ab" / "privacy", mount)
+
+
+def test_of_two_that_make_a_root_at_once_neither_writes_over_the_other(mount: Path) -> None:
+    """The database says whose it is: each finds that one from then on, and who does not know is told that there are
+    two."""
+    first, second = root_of(mount, "first"), root_of(mount, "second")
+    assert first.find(None) is None is second.find(None)
+    made = [first.make(), second.make()]
+    for root, path in made:
+        for one in (first, second):
+            assert one.find(digest_of_root(root)) == (root, path)
+        assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(IntegrityError, match="has 2 roots of noise, and the database does not say which one"):
+        first.find(None)
+    made[1][1].unlink()
+    assert second.find(None) == made[0]
+    assert first.find(digest_of_root(made[1][0])) is None
+
+
+def test_a_root_of_before_is_copied_once_and_another_one_is_never_put_there(mount: Path) -> None:
+    own, _ = RootPlace(mount.parent / "first" / "root").make()
+    other, path = RootPlace(mount.parent / "second" / "root").make()
+    assert root_of(mount, "second").find(digest_of_root(own)) == (other, path), "which the database refuses"
+    assert not (mount / "ab").exists()
+    found = root_of(mount, "first").find(digest_of_root(own))
+    assert found is not None
+    assert found[0] == own
+    assert (mount.parent / "first" / "root").read_bytes() == own
+    for name in ("first", "second", "third"):
+        assert root_of(mount, name).find(digest_of_root(own)) == found == root_of(mount, name).find(None)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(31), bytes(32), bytes(33)])
+def test_a_root_that_is_none_or_another_one_is_refused(mount: Path, content: bytes) -> None:
+    place = root_of(mount, "first")
+    root, path = place.make()
+    path.write_bytes(content)
+    for said in (None, digest_of_root(root)):
+        with pytest.raises(
+            IntegrityError, match=r"\.root (has \d+ bytes, 32 are needed|is another root than its name)"
+        ):
+            place.find(said)
+
+
+# --- keys of two federations
+
+
+def coordinator_of(folder: Path, mount: Path) -> Coordinator:
+    KeyStore.create(folder / "keys", "north", datetime.now(UTC))
+    text = settings_text("north", ["localhost"], database="postgresql+psycopg://owner@/lorica?host=/run")
+    text = text.replace('attempt_keys = ""', f'attempt_keys = "{mount}"')
+    text = text.replace('blobs = ""', 'blobs = "s3://lorica/north?endpoint=https://s3.example.org"')
+    (folder / "federation.toml").write_text(text)
+    return Coordinator.load(CoordinatorFolder(folder))
+
+
+def test_two_federations_with_one_folder_of_keys_destroy_nothing_of_each_other(tmp_path: Path, mount: Path) -> None:
+    """Whose terms are what they are, and whose names may be the same."""
+    one, other = (coordinator_of(tmp_path / name, mount) for name in ("one", "other"))
+    key, secret = key_vault(one.settings, one.identity, 3).make()
+    spools = one.settings.state_folder / SPOOLS
+    ours = one.spool_keys
+    update = spools / PLAN / "3-1" / "clinic-c"
+    ours.provide(update.parent)
+    path = ours.path(update, "0.0123456789abcdef")
+    assert path is not None
+    files.write_private(path, bytes(32))
+    theirs = key_vault(other.settings, other.identity, 9)
+    assert theirs.newest_term() == 0
+    assert theirs.read(key) is None
+    theirs.destroy(key)
+    theirs.destroy_earlier(None)
+    assert other.spool_keys.names() == set()
+    other.spool_keys.destroy_below(other.settings.state_folder / SPOOLS / PLAN)
+    assert key_vault(one.settings, one.identity, 4).read(key) == secret
+    assert path.read_bytes() == bytes(32)
+    assert ours.names() == {PLAN}
+    assert {folder.name for folder in mount.iterdir()} == {one.identity}
