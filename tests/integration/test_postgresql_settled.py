@@ -250,6 +250,41 @@ def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation:
     assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
 
 
+def test_who_takes_over_with_an_empty_folder_makes_the_same_noise_and_is_not_led_on_an_older_database(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """As in a cluster: what both pods see is the database, and the folder of keys."""
+    mount = tmp_path / "mount"
+    mount.mkdir(mode=0o700)
+    settings = federation.folder.settings
+    settings.write_text(settings.read_text().replace('attempt_keys = ""', f'attempt_keys = "{mount}"'))
+    federation.enrol(A)
+    dump = federation.dump(tmp_path / "older")
+    federation.enrol(B)
+    federation.release(1)
+    with leading(Coordinator.load(federation.folder)) as leader:
+        noise = leader.releases.noise_key(b"sum 1")
+    other = CoordinatorFolder(tmp_path / "another-pod")
+    other.root.mkdir(mode=0o700)
+    shutil.copytree(federation.folder.keys, other.keys)
+    shutil.copy2(settings, other.settings)
+    shutil.rmtree(federation.folder.root)
+    with leading(Coordinator.load(other)) as successor:
+        assert successor.releases.noise_key(b"sum 1") == noise
+    federation.put_back(dump)
+    assert not other.audit.exists()
+    with (
+        pytest.raises(IntegrityError, match=rf"{mount}/[0-9a-f]{{64}}/audit/.* put back to an earlier instant"),
+        leading(Coordinator.load(other)),
+    ):
+        pass
+    assert f"which {mount}/" in run_command(cli.main, "check", "--dir", other.root).out
+    settled = run_command(cli.main, "settle", "--without-log", "--dir", other.root)
+    assert settled.code == 0, settled.err
+    with leading(Coordinator.load(other)) as successor:
+        assert successor.releases.noise_key(b"sum 1") == noise
+
+
 def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:
     folder = initialise(tmp_path / "sqlite")
     refused = run_command(cli.main, "settle", "--without-log", "--dir", folder.root)

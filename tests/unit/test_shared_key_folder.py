@@ -2,6 +2,7 @@
 them puts there no other one takes away, however late it goes on."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -109,6 +110,35 @@ def test_one_that_goes_on_late_takes_no_later_line_away(
         stale.keep(*line(late))
     kept = [late, *before, *(number for when, number in meanwhile if when < steps[0])]
     assert b"line %d\n" % max(kept) in known(mount)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_kill_at_any_step_leaves_the_line_before_or_the_new_one(
+    mount: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Of: the own file, the shared one, and those of before."""
+    first = newest_of(mount)
+    first.keep(*line(3))
+    left = [at]
+
+    def step(done: Callable[..., None]) -> Callable[..., None]:
+        def one(*given: Path | bytes) -> None:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            done(*given)
+
+        return one
+
+    monkeypatch.setattr(files, "write_private", step(files.write_private))
+    monkeypatch.setattr(module, "_delete", step(module._delete))
+    with suppress(Killed):
+        first.keep(*line(4))
+    assert known(mount)[-1:] == [b"line 3\n" if at < 2 else b"line 4\n"]
 
 
 def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
