@@ -6,7 +6,7 @@ tests/integration/test_buckets.py.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,10 +51,17 @@ class Place:
     """A coordinator's folder on a machine of its own, in one term, over a store that all share."""
 
     def __init__(
-        self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY, *, block_bytes: int = BLOCK
+        self,
+        root: Path,
+        store: MemoryStore,
+        term: int,
+        key: Ed25519PrivateKey = KEY,
+        *,
+        block_bytes: int = BLOCK,
+        bucket: Bucket | None = None,
     ) -> None:
         self.root = root
-        self.bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+        self.bucket = bucket or MemoryBucket("s3://lorica/north/", "north/", store)
         leader = Leader(
             federation=FEDERATION,
             term=term,
@@ -389,6 +396,31 @@ def test_what_could_not_be_deleted_goes_with_what_is_retired_next(place: Makes) 
     after.settle()
     assert after.files() == {MODEL_PATH: b"x" * BLOCK}
     assert one.objects == _named(one, MODEL_PATH)
+
+
+def test_deleting_that_is_cut_off_leaves_no_file_without_its_blocks(place: Makes) -> None:
+    one = place(1)
+    one.settle()
+    one.keep(MODEL_PATH, b"x" * 3 * BLOCK)
+    one.keep(BUNDLE_PATH, b"y")
+    real, calls = one.bucket.delete, 0
+
+    def once(names: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise StorageError("the process was killed")
+        real(names)
+
+    one.bucket.delete = once  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="was killed"):
+        one.kept.forget(one.root / MODEL_PATH)
+    assert len(one.objects) == 5, "blocks of the model are left, and all of the bundle"
+    after = place(2)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"y"}
+    after.kept.forget(after.root / "models")
+    assert len(after.objects) == 2
 
 
 def test_files_of_a_term_that_is_not_over_are_refused(place: Makes) -> None:
