@@ -114,6 +114,10 @@ soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan
 	@$(BIN)/lorica soak --out '$(OUT)' $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SILOS),--silos $(SILOS)) \
 		$(if $(filter-out 0,$(SECURE)),--secure) $(if $(filter-out 0,$(PRIVATE)),--private)
 
+.PHONY: crash-postgresql
+crash-postgresql: $(INSTALLED) ## Every kill of tests/crash with the state in PostgreSQL and a second coordinator that stands by
+	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/crash/test_kill_standby.py $(ARGS)
+
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it
 	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile $(ARGS)

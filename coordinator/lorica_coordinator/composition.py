@@ -28,6 +28,7 @@ from lorica_coordinator.edges.server.presented import Presented
 from lorica_coordinator.edges.status_page.page import status_page
 from lorica_coordinator.edges.status_page.refusals import RecentRefusals
 from lorica_coordinator.edges.sums.plan_parts import plan_parts
+from lorica_coordinator.edges.telemetry.leadership_metrics import LeadershipCollector, Standing
 from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
@@ -288,6 +289,8 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     metrics = CoordinatorMetrics(registry)
     if isinstance(coordinator.kept, KeptInBucket):
         coordinator.kept.tell(metrics.bucket_called)
+    if (leadership := coordinator.leadership) is not None:
+        registry.register(LeadershipCollector(lambda: Standing(leadership.leads, leadership.term, leadership.standbys)))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -334,7 +337,13 @@ async def _metrics_served(coordinator: Coordinator, registry: CollectorRegistry)
     """Raises ConfigurationError where the address cannot be bound."""
     settings = coordinator.settings
     async with AsyncExitStack() as open_here:
-        served = metrics_port(address(settings.listen.metrics), registry, hosts=settings.public.hosts)
+        leadership = coordinator.leadership
+        served = metrics_port(
+            address(settings.listen.metrics),
+            registry,
+            hosts=settings.public.hosts,
+            ready=lambda: leadership is None or leadership.leads,
+        )
         try:
             await open_here.enter_async_context(served)
         except OSError as error:

@@ -264,7 +264,7 @@ def leading(
         with _kept(present, leadership) as kept:
             yield replace(leader, kept=kept)
     finally:
-        leadership.resign()
+        leadership.release()
 
 
 def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "tuple[Coordinator, Leadership]":

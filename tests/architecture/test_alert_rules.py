@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from lorica_coordinator.edges.telemetry.leadership_metrics import LEADERSHIP
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_security.daemon.host_metrics import BUILD, FOLDER, GPU
 from silo_agent.edges.console.metrics import SiloMetrics
@@ -27,7 +28,7 @@ def known() -> set[str]:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)
     SiloMetrics(registry)
-    names = {*BUILD, *FOLDER, *GPU, *(rule["record"] for rule in rules("record"))}
+    names = {*BUILD, *LEADERSHIP, *FOLDER, *GPU, *(rule["record"] for rule in rules("record"))}
     for metric in registry.collect():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(metric.type, ("",))
         names |= {f"{metric.name}{suffix}" for suffix in suffixes}

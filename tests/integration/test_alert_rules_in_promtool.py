@@ -34,6 +34,11 @@ def coordinator(metric: str, **labels: str) -> str:
     return f"{metric}{{{WHERE}{''.join(f', {key}={value!r}' for key, value in labels.items())}}}".replace("'", '"')
 
 
+def pair(metric: str, which: str) -> str:
+    """Of one of two coordinators."""
+    return f'{metric}{{instance="{which}:1", job="lorica-coordinator"}}'
+
+
 def silo(metric: str, **labels: str) -> str:
     return f"{metric}{{{SILO}{''.join(f', {key}={value!r}' for key, value in labels.items())}}}".replace("'", '"')
 
@@ -198,6 +203,44 @@ CASES = (
         name="nothing is under way",
     ),
     Case("LoricaCoordinatorDown", {coordinator("up"): "1x5 0x20"}, fires=("9m",), quiet=("5m", "7m")),
+    Case(
+        "LoricaNoLeader",
+        {pair("lorica_leading", "a"): "1x5 0x20", pair("lorica_leading", "b"): "0x5 1x20"},
+        quiet=("5m", "9m", "15m"),
+        name="one takes over in time",
+    ),
+    Case(
+        "LoricaNoLeader",
+        {pair("lorica_leading", "a"): "1x5 0x20", pair("lorica_leading", "b"): "0x25"},
+        fires=("7m", "20m"),
+        quiet=("5m", "6m"),
+    ),
+    Case(
+        "LoricaNoLeader",
+        {pair("lorica_leading", "a"): "1x5 _x20", pair("lorica_leading", "b"): "0x25"},
+        fires=("14m",),
+        quiet=("5m", "6m"),
+        name="the leader is gone",
+    ),
+    Case(
+        "LoricaStandbyMissing",
+        {pair("lorica_standby_coordinators", "a"): "1x5 0x2000"},
+        fires=("11m", "1000m"),
+        quiet=("5m", "10m", "1500m"),
+    ),
+    Case(
+        "LoricaStandbyMissing",
+        {pair("lorica_standby_coordinators", "a"): "1x5 _x60", pair("lorica_standby_coordinators", "b"): "_x10 0x60"},
+        fires=("17m",),
+        quiet=("5m", "15m"),
+        name="after a take-over",
+    ),
+    Case(
+        "LoricaStandbyMissing",
+        {pair("lorica_standby_coordinators", "a"): "0x60"},
+        quiet=("5m", "50m"),
+        name="nobody ever stood by",
+    ),
     Case("LoricaSiloAgentDown", {silo("up"): "1x5 0x40"}, fires=("22m",), quiet=("5m", "19m")),
     Case("LoricaSiloWithoutOrders", {silo("lorica_silo_connected"): "1x5 0x40"}, fires=("22m",), quiet=("5m", "19m")),
     Case(

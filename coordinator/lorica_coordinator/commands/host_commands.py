@@ -3,13 +3,12 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import structlog
 import typer
@@ -33,7 +32,6 @@ from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, Settings, settings_text
 from lorica_security.console.terminal import terminal
-from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, Conflict
 from lorica_security.host import ballast, files, key_file
@@ -44,7 +42,6 @@ from lorica_security.pkcs11_keys.reference import identity_in_token, tls_key_in_
 from silo_wire.transport import keep_chunks_in_memory
 
 _log = structlog.get_logger(__name__)
-STAND_BY_S: Final = 0.5
 keys_app = typer.Typer(help="The private keys on this disk.", no_args_is_help=True)
 
 
@@ -168,45 +165,26 @@ def serve_command(
     """Run the coordinator until it is stopped."""
     # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
     from lorica_coordinator.composition import serve
+    from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 
     keep_memory_private()
     keep_chunks_in_memory()
     where = log_to_stderr(log_level, libraries=True)
     folder = own_folder(directory)
     key_file.settle(folder.keys, folder.lock, "coordinator")
-    stand_by = _standing_by()
-    with _folder_lock(folder, stand_by):
+    with StandingBy(folder.settings) as stand_by, _folder_lock(folder, stand_by):
+        stand_by.lock = folder.lock
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)
         for disk in disks(coordinator):
             ballast.keep(disk)
-
-        def stand_by_alive() -> None:
-            is_alive(folder.lock)  # this process has it, and no event loop yet that would touch it
-            stand_by()
-
-        with leading(coordinator, waiting=stand_by_alive) as leader:
+        with leading(coordinator, waiting=stand_by) as leader:
+            stand_by.end()
             if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
                 plan = ""
             if leader.leadership is not None:
                 _log.info("leads", term=leader.leadership.term)
             asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
-
-
-def _standing_by() -> Callable[[], None]:
-    """What a coordinator does every STAND_BY_S while another one leads: any signal ends it."""
-    said = False
-
-    def stand_by() -> None:
-        nonlocal said
-        if not said:
-            _log.info("stands by", detail="another coordinator leads; this one takes over")
-            tell_systemd("READY=1")
-            said = True
-        tell_systemd("WATCHDOG=1")
-        time.sleep(STAND_BY_S)
-
-    return stand_by
 
 
 def _folder_lock(folder: CoordinatorFolder, stand_by: Callable[[], None]) -> ExitStack:

@@ -20,7 +20,12 @@ from lorica.documentation.forecasts.on_lines import lines_table
 from lorica.documentation.forecasts.private_plans import forecast_examples
 from lorica.documentation.limits_tables import coordinator_mistakes, limits_table, silo_mistakes
 from lorica.documentation.markdown import DOCS, markdown_table
-from lorica.documentation.metrics_tables import host_metrics_table, metrics_table, silo_metrics_table
+from lorica.documentation.metrics_tables import (
+    host_metrics_table,
+    leadership_metrics_table,
+    metrics_table,
+    silo_metrics_table,
+)
 from lorica.documentation.runbook_page import TARGET, write_runbook
 from lorica.documentation.semi_supervised_table import semi_supervised_table
 from lorica.documentation.settings_tables import (
@@ -152,6 +157,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "metrics": metrics_table,
     "silo-metrics": silo_metrics_table,
     "host-metrics": host_metrics_table,
+    "leadership-metrics": leadership_metrics_table,
     "limits": limits_table,
     "coordinator-mistakes": coordinator_mistakes,
     "silo-mistakes": silo_mistakes,

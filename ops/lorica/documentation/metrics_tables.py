@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from lorica.documentation.markdown import DOCS, markdown_table
+from lorica_coordinator.edges.telemetry.leadership_metrics import LEADERSHIP
 from lorica_coordinator.edges.telemetry.metrics import POINTS, CoordinatorMetrics
 from lorica_coordinator.rounds.terms import KindOfRound
 from lorica_security.daemon.host_metrics import BuildCollector, FolderCollector, GpuCollector
@@ -24,6 +25,11 @@ def metrics_table() -> str:
 def silo_metrics_table() -> str:
     registry = CollectorRegistry()
     return _instruments(SiloMetrics(registry), registry)
+
+
+def leadership_metrics_table() -> str:
+    rows = [(f"`{name}`", "gauge", "", meaning) for name, meaning in LEADERSHIP.items()]
+    return markdown_table(("metric", "type", "labels", "meaning"), rows)
 
 
 def host_metrics_table() -> str:

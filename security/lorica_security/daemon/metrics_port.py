@@ -2,7 +2,7 @@
 at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -16,12 +16,15 @@ from lorica_security.daemon.http_server import HttpServer, Request, Response
 from lorica_security.daemon.listen_address import Address
 
 PATH = "/metrics"
+READY = "/ready"
 _log = structlog.get_logger(__name__)
 
 
 class _Metrics:
-    def __init__(self, registry: CollectorRegistry, names: frozenset[str], *, any_address: bool) -> None:
-        self._registry, self._names, self._any_address = registry, names, any_address
+    def __init__(
+        self, registry: CollectorRegistry, names: frozenset[str], ready: Callable[[], bool] | None, *, any_address: bool
+    ) -> None:
+        self._registry, self._names, self._ready, self._any_address = registry, names, ready, any_address
         self._making = asyncio.Lock()
 
     async def answer(self, request: Request) -> Response:
@@ -30,6 +33,9 @@ class _Metrics:
         except AnotherHost as error:
             _log.warning("metrics refused", peer=request.source, error=str(error))
             return Response.of(HTTPStatus.MISDIRECTED_REQUEST, str(error))
+        if request.path == READY and self._ready is not None:
+            ready = self._ready()
+            return Response.of(HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, "yes" if ready else "no")
         if request.path != PATH:
             return Response.of(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}")
         async with self._making:
@@ -39,17 +45,21 @@ class _Metrics:
 
 @asynccontextmanager
 async def metrics_port(
-    at: Address, registry: CollectorRegistry, *, hosts: Iterable[str] = ()
+    at: Address,
+    registry: CollectorRegistry,
+    *,
+    hosts: Iterable[str] = (),
+    ready: Callable[[], bool] | None = None,
 ) -> AsyncIterator[Address]:
     """`registry` at /metrics of `at` while inside; where that is, with the port that it got. Raises OSError when `at`
     cannot be bound.
 
     Served for the names of loopback, for `at` and for `hosts`; on all addresses for any address as well, since no name
-    was pointed there.
+    was pointed there. /ready answers 200 where `ready`, else 503; without `ready` there is none.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter, whose value is when this program began
     names = frozenset(name.lower() for name in (*LOOPBACK_NAMES, at.host, *hosts))
-    server = HttpServer(_Metrics(registry, names, any_address=_is_wildcard(at.host)).answer, "metrics")
+    server = HttpServer(_Metrics(registry, names, ready, any_address=_is_wildcard(at.host)).answer, "metrics")
     try:
         yield await server.start(at, None)
     finally:

@@ -171,19 +171,6 @@ class Leadership:
                         )
                     )
 
-    def resign(self) -> None:
-        """Let go of the lock at a clean end. It is free when this returns: the server takes a moment to see that a
-        session is over, and a command that follows at once would find that somebody leads."""
-        self._stop.set()
-        if self._one_at_a_time.acquire(timeout=self._session_s):
-            try:
-                if self._session is not None and not self._session.invalidated:
-                    with suppress(SQLAlchemyError):
-                        self._session.execute(text("SELECT pg_advisory_unlock_all()"))
-            finally:
-                self._one_at_a_time.release()
-        self.release()
-
     @property
     def database(self) -> PostgresqlDatabase:
         return self._database
@@ -194,12 +181,20 @@ class Leadership:
             raise self._overtaken()
 
     def release(self) -> None:
-        """Let go of the lock, with its session; and stand by no more."""
+        """Let go of the lock, with its session; and stand by no more. It is free when this returns: the server takes a
+        moment to see that a session is over, and whoever follows at once would find that somebody leads."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(self._session_s)  # one that hangs in a dead session has no lock by then
         self.leads = False
-        self._let_go()
+        if self._one_at_a_time.acquire(blocking=False):
+            try:
+                if self._session is not None:
+                    with suppress(SQLAlchemyError):
+                        self._session.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK})
+                self._let_go()
+            finally:
+                self._one_at_a_time.release()
 
     def _mine(self) -> Select[tuple[int]]:
         return select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term, table.c.token == self.token)
@@ -290,10 +285,11 @@ def alone(leadership: Leadership) -> Iterator[None]:
 def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
     """The fence of a command that adds to the audit log beside the leader, whose log it is as well: it takes nothing
     over, and no term begins or ends meanwhile."""
-    mine = select(table.c.term).where(table.c.federation == federation, table.c.identity == identity)
+    ours = select(table.c.id).where(table.c.federation == federation, table.c.identity == identity)
+    held = ours.with_for_update(read=True)
 
     def fence(connection: Connection) -> None:
-        if connection.execute(mine.with_for_update(read=True)).first() is None:
+        if connection.execute(held).first() is None:
             raise Conflict(
                 "the database holds no state of this coordinator: give this command where the coordinator's keys are, "
                 "after the first `coordinator serve`"

@@ -1,0 +1,88 @@
+"""What a coordinator does while another one leads: it says so once, shows that it is alive, and is not ready.
+
+It listens on /metrics alone, from a thread, and on no other port; where the leader has that port too (one machine, one
+folder) on none. Any signal ends it.
+"""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from lorica_coordinator.edges.telemetry.leadership_metrics import STANDS_BY, LeadershipCollector
+from lorica_coordinator.settings import Settings
+from lorica_security.daemon.heartbeat import is_alive, tell_systemd
+from lorica_security.daemon.host_metrics import register_host
+from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.metrics_port import metrics_port
+from silo_wire.wire_version import OURS
+
+_log = structlog.get_logger(__name__)
+STAND_BY_S: Final = 0.5
+
+
+class StandingBy:
+    """Call it again and again until `end`: then its port is free for the leader's own."""
+
+    def __init__(self, settings: Path) -> None:
+        """`settings`: the file, read when it comes to that."""
+        self._file = settings
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._begun = threading.Event()
+        self.lock: Path | None = None
+        """The folder's lock file, once this process has it: nobody else shows there that it is alive."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Another one leads no more, or this process ends."""
+        if self._thread is None:
+            return
+        self._begun.wait()
+        if self._loop is not None and self._over is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def __call__(self) -> None:
+        if self._thread is None:
+            _log.info("stands by", detail="another coordinator leads; this one takes over")
+            tell_systemd("READY=1")
+            self._thread = threading.Thread(target=self._serve, args=(Settings.read(self._file),), daemon=True)
+            self._thread.start()
+        if self.lock is None:
+            tell_systemd("WATCHDOG=1")
+        else:
+            is_alive(self.lock)
+        time.sleep(STAND_BY_S)
+
+    def _serve(self, settings: Settings) -> None:
+        try:
+            asyncio.run(self._served(settings))
+        except OSError as error:
+            _log.info("shows no metrics while it stands by", at=settings.listen.metrics, error=error.strerror)
+        finally:
+            self._begun.set()
+
+    async def _served(self, settings: Settings) -> None:
+        registry = CollectorRegistry()
+        register_host(registry, settings.state_folder, str(OURS))
+        registry.register(LeadershipCollector(lambda: STANDS_BY))
+        at = address(settings.listen.metrics)
+        async with metrics_port(at, registry, hosts=settings.public.hosts, ready=lambda: False):
+            self._over, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            self._begun.set()
+            await self._over.wait()
+            self._loop = None

@@ -1,0 +1,151 @@
+"""A coordinator that stands by shows it, and one that is cut off from the database alone writes nothing when it is back.
+
+The cut is a proxy that passes nothing on: neither side hears of it, as when a switch fails.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from lorica.demo.ports import free_ports
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.telemetry.standing_by import StandingBy
+from lorica_coordinator.service.ports import Overtaken
+from lorica_coordinator.settings import settings_text
+from lorica_security.errors import StorageError
+from tests.integration.test_postgresql_leadership import Candidate, everything
+from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
+from tests.support.rounds import IDLE, STOPPED, T0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with running_postgresql() as running:
+        yield running
+
+
+class Cut:
+    """Passes bytes on between who connects to `folder`'s socket and the server, until `cut`; `heal` ends what was open
+    and passes on again."""
+
+    def __init__(self, folder: Path, server: PostgresqlServer) -> None:
+        self._server = str(server.folder / ".s.PGSQL.5432")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / ".s.PGSQL.5432"))
+        self._listener.listen()
+        self._open: list[socket.socket] = []
+        self._whole = threading.Event()
+        self._whole.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def heal(self) -> None:
+        former, self._open = self._open, []
+        for one in former:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._whole.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.heal()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                inside, _ = self._listener.accept()
+                outside = socket.socket(socket.AF_UNIX)
+                outside.connect(self._server)
+                self._open += [inside, outside]
+                for source, sink in ((inside, outside), (outside, inside)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                self._whole.wait()
+                sink.sendall(content)
+        if self._whole.is_set():  # nobody hears of an end through a cut
+            for one in (source, sink):
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def test_one_that_is_cut_off_from_the_database_writes_nothing_when_it_is_back(
+    server: PostgresqlServer, tmp_path: Path
+) -> None:
+    server.execute("CREATE DATABASE cut")
+    way = Cut(tmp_path, server)
+    through = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/cut?host={tmp_path}", tmp_path)
+    place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/cut?host={server.folder}", tmp_path)
+    first = Candidate(through, session_s=0.3, beat_s=0.02, keys=tmp_path / "keys")
+    second = Candidate(place, keys=tmp_path / "keys")
+    assert first.take()
+    store = first.store()
+    store.transition(STOPPED, [], at=T0, now=T0)
+    assert not second.take()
+    with ThreadPoolExecutor(1) as pool:
+        way.cut()
+        under_way = pool.submit(lambda: store.transition(IDLE, [], at=T0, now=T0))
+        for _ in range(400):
+            if second.take():
+                break
+            server.rows("SELECT pg_sleep(0.02)")
+        assert second.leadership.term == 2
+        second.store().transition(STOPPED, [], at=T0 + 1, now=T0 + 1)
+        before = everything(server, place)
+        way.heal()
+        with pytest.raises((StorageError, Overtaken)):  # with its connection, or with another one that it is given
+            under_way.result(60)
+    with pytest.raises(Overtaken):
+        first.leadership.ended.result(60)
+    with pytest.raises(Overtaken):
+        store.transition(IDLE, [], at=T0, now=T0)
+    assert everything(server, place) == before
+    assert not first.leadership.leads
+    for one in (first, second):
+        one.leadership.release()
+    way.close()
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    said = answer.status, answer.read().decode()
+    connection.close()
+    return said
+
+
+def test_one_that_stands_by_is_alive_and_not_ready_and_frees_its_port(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    file = tmp_path / "federation.toml"
+    file.write_text(settings_text("north", ["localhost"], metrics_port=port))
+    lock = tmp_path / "coordinator.lock"
+    lock.touch()
+    with StandingBy(file) as stand_by:
+        stand_by()
+        stand_by.lock = lock
+        before = lock.stat().st_mtime_ns
+        stand_by()
+        assert lock.stat().st_mtime_ns > before
+        stand_by._begun.wait(20)
+        assert asked(port, "/ready")[0] == 503
+        status, text = asked(port, "/metrics")
+        assert status == 200
+        assert "\nlorica_leading 0.0\n" in text
+        assert "\nlorica_leadership_term 0.0\n" in text
+        assert "lorica_standby_coordinators" not in text
+        assert "lorica_plan_running" not in text, "of rounds it knows nothing"
+        stand_by.end()
+        with socket.create_server(("127.0.0.1", port)), StandingBy(file) as second:
+            second()  # of another coordinator on this machine: it stands by all the same
+            second._begun.wait(20)
