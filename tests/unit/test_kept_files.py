@@ -6,6 +6,7 @@ tests/integration/test_buckets.py.
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import Settled, settle
+from lorica_coordinator.edges.kept.settled import Settled, meanwhile, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import make_key
 from lorica_coordinator.vectors.stored_vector import write_record
@@ -509,3 +511,36 @@ def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
+
+
+# --- while folder and bucket are settled
+
+
+def test_the_leader_proves_that_it_leads_meanwhile_whatever_a_proof_says() -> None:
+    beats, third = [], threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            third.set()
+        if len(beats) == 1:
+            raise StorageError("the server is away")
+
+    with meanwhile(beat, 0.001):
+        assert third.wait(30)
+    done = len(beats)
+    assert not [thread for thread in threading.enumerate() if thread.name == "leads meanwhile"]
+    assert len(beats) == done
+
+
+def test_one_that_was_overtaken_meanwhile_does_not_go_on() -> None:
+    said = threading.Event()
+
+    def beat() -> None:
+        said.set()
+        raise Overtaken("another coordinator leads")
+
+    with pytest.raises(Overtaken), meanwhile(beat, 0.001):
+        assert said.wait(30)
+    with pytest.raises(IntegrityError, match="its own"), meanwhile(beat, 0.001):
+        raise IntegrityError("what the block found is its own")
