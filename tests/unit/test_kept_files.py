@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import Settled, meanwhile, settle
+from lorica_coordinator.edges.kept.settled import Settled, meanwhile, put_later, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
@@ -511,6 +511,39 @@ def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
+
+
+def test_what_a_bucket_lacks_that_is_not_new_is_put_later_unless_it_was_let_go(place: Makes) -> None:
+    """A folder that led a while ago has models that nobody needs any more: no start waits for them."""
+    first = place(1)
+    first.settle()
+    first.keep(BUNDLE_PATH, b"bundle")
+    old = place(2)
+    for path in (MODEL_PATH, STATE_PATH, VERDICTS_PATH):
+        old.write(path, path.encode())
+    settled = old.settle()
+    assert settled == Settled(1, 0, (STATE_PATH, VERDICTS_PATH, MODEL_PATH))
+    (old.root / STATE_PATH).unlink()
+    over = threading.Event()
+    put = old.bucket.put
+
+    def let_go_meanwhile(name: str, content: bytes | memoryview) -> None:
+        put(name, content)
+        if name.endswith(f"{VERDICTS_PATH}/{INDEX}"):
+            (old.root / VERDICTS_PATH).unlink()
+
+    old.bucket.put = let_go_meanwhile  # type: ignore[method-assign]
+    put_later(old.kept, old.root, settled.lacking, over, 0)
+    assert old.kept.below(old.root) == {old.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
+    assert {name.split("/", 1)[1].rsplit("/", 1)[0] for name in old.objects} == {BUNDLE_PATH, MODEL_PATH}
+    after = place(3)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"bundle", MODEL_PATH: MODEL_PATH.encode()}
+    over.set()
+    after.write(STATE_PATH, b"x")
+    put_later(after.kept, after.root, [STATE_PATH], over, 30)
+    after.kept.close()
+    assert after.root / STATE_PATH not in after.kept.below(after.root)
 
 
 # --- while folder and bucket are settled
