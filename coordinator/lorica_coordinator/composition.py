@@ -13,6 +13,7 @@ from functools import partial
 import structlog
 from prometheus_client import CollectorRegistry
 
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket
 from lorica_coordinator.edges.models.export_scratch import ExportScratch
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.edges.models.spool import Spools
@@ -290,13 +291,16 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     _check_device(coordinator)
     registry = CollectorRegistry()
     register_host(registry, coordinator.settings.state_folder, str(OURS))
+    metrics = CoordinatorMetrics(registry)
+    if isinstance(coordinator.kept, KeptInBucket):
+        coordinator.kept.tell(metrics.bucket_called)
     if (leadership := coordinator.leadership) is not None:
         registry.register(LeadershipCollector(lambda: Standing(leadership.leads, leadership.term, leadership.standbys)))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
-        serving(coordinator, CoordinatorMetrics(registry), offer=offer) as at_work,
+        serving(coordinator, metrics, offer=offer) as at_work,
         beating(coordinator.folder.lock),
         kept_ballast(*disks(coordinator)),
         watched_clock(_clock_was_set),

@@ -24,7 +24,6 @@ def rank_refusals(
             "network and without TLS: leave rank_interface out, with all ranks on one machine, or set processes to 0",
         )
     for asks, wanted in (
-        ('[privacy] level = "silo"', plan.privacy.level == "silo"),
         ('[privacy] noise = "joint"', plan.joint),
         (f'[training] drift_correction = "{plan.training.drift_correction}"', plan.corrects_drift),
         (

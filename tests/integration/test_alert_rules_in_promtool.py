@@ -86,6 +86,16 @@ CASES = (
     ),
     Case("LoricaPhaseFailing", {coordinator("lorica_phase_failing"): "0x9 1x20"}, fires=("16m",), quiet=("9m", "14m")),
     Case(
+        "LoricaBucketFailing",
+        {
+            coordinator("lorica_bucket_failures_total", call="put"): "0x9 1x4 2x60",
+            coordinator("lorica_bucket_failures_total", call="get"): "0x9 1x60",
+            coordinator("lorica_bucket_failures_total", call="delete"): "0x240",
+        },
+        fires=("16m", "20m"),
+        quiet=("9m", "12m", "40m"),
+    ),
+    Case(
         "LoricaRoundsAbandoned",
         {
             coordinator("lorica_abandoned_rounds_total", cause="late"): "0x9 1x9 2x9 3x100",

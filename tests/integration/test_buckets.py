@@ -1,22 +1,26 @@
-"""Buckets: in a folder and in memory, as obstore has them, and of moto, a process on loopback; and what servers say that
-refuse, each named with its remedy."""
+"""Buckets: in a folder and in memory, as obstore has them; of moto, a process on loopback; of OpenStack Swift, where it
+is installed. And what servers say that refuse, each named with its remedy."""
 
 import os
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from obstore.store import LocalStore, MemoryStore
+from prometheus_client import CollectorRegistry
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.kept.settled import probe
+from lorica_coordinator.edges.telemetry.metrics import BUCKET_CALLS, CoordinatorMetrics
 from lorica_security.errors import ConfigurationError, StorageError
 from tests.support.certificates import authority_and_server
 from tests.support.hub_server import Answer, Asked, LoopbackServer, serving
 from tests.support.s3_server import S3Server, running_moto, write_credentials
+from tests.support.swift_server import running_swift
 
 SECRET = "secret-of-the-test"
 
@@ -27,7 +31,13 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["folder", "memory", "moto"])
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with running_swift(tmp_path_factory.mktemp("swift")) as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "memory", "moto", "swift"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
     prefix = f"{request.node.name.replace('[', '-').strip(']')[-40:]}/"
     match request.param:
@@ -35,8 +45,8 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
             yield Bucket("s3://folder/", prefix, LocalStore(tmp_path))
         case "memory":
             yield Bucket("s3://memory/", prefix, MemoryStore())
-        case _:
-            yield request.getfixturevalue("moto").bucket(prefix)
+        case server:
+            yield request.getfixturevalue(server).bucket(prefix)
 
 
 def test_every_bucket_puts_gets_lists_and_deletes_whole_objects(bucket: Bucket) -> None:
@@ -58,6 +68,26 @@ def test_every_bucket_puts_gets_lists_and_deletes_whole_objects(bucket: Bucket) 
         bucket.get("ab/index", 11)
     bucket.delete(["a/index", "a/none", "ab/index"])
     assert list(bucket.names()) == ["a/000000-x"]
+
+
+def test_calls_are_counted_with_their_bytes_and_failures(moto: S3Server) -> None:
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    for bucket in (moto.bucket("counted"), moto.bucket("counted", bucket="nowhere")):
+        bucket.called = metrics.bucket_called
+        with suppress(StorageError):
+            bucket.put("x", b"12345")
+        with suppress(StorageError):
+            bucket.get("x", 99)
+            list(bucket.names())
+            bucket.delete(["x"])
+
+    def values(name: str) -> dict[str, float]:
+        found = {call: metrics.registry.get_sample_value(name, {"call": call}) for call in BUCKET_CALLS}
+        return {call: value for call, value in found.items() if value is not None}
+
+    assert values("lorica_bucket_bytes_total") == {"put": 5, "get": 5, "list": 0, "delete": 0}
+    assert values("lorica_bucket_failures_total") == {"put": 1, "get": 1, "list": 0, "delete": 0}
+    assert all(seconds > 0 for seconds in values("lorica_bucket_seconds_total").values())
 
 
 def test_a_bucket_that_is_not_there_is_named(moto: S3Server) -> None:

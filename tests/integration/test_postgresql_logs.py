@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
 from lorica_coordinator.edges.upkeep.taken_up import take_up
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.unusable import BudgetSpent
+from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Event, entry_from_line
 from lorica_security.audit.verification import SEAL_EVERY, SEAL_WITHIN_S, Known
 from lorica_security.errors import IntegrityError, StateError, StorageError
@@ -42,8 +44,8 @@ from lorica_security.identity.identity_key import new_identity_key
 from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import Reading, read_log
-from lorica_security.privacy.ledger import check_head, head_of
-from silo_wire.canonical import Digest
+from lorica_security.privacy.ledger import check_head, head_of, next_entry
+from silo_wire.canonical import Digest, digest_of
 from silo_wire.plans.privacy import PrivacySection
 from tests.integration.test_postgresql_leadership import coordinator, until
 from tests.support.command_line import run_command
@@ -565,6 +567,125 @@ def test_a_release_that_others_entered_meanwhile_is_looked_at_anew(rows: Place) 
         other.append([entry])
     assert stale == ()
     assert len(other.entries()) == 1
+
+
+LIVED = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["leads", "appends", "seals", "releases", "starts again", "is killed in between", "loses an answer",
+             "saved, and loses the answer", "later"]
+        ),
+        st.sampled_from([0, 1]),
+        st.integers(1, 4),
+    ),
+    max_size=24,
+)  # fmt: skip
+
+
+class Life:
+    """Two coordinators, what the one that leads has been told that it did, and what only may be there."""
+
+    def __init__(self, database: PostgresqlDatabase, place: DatabasePlace, folder: Path) -> None:
+        self.both = [Candidate(database, place, folder / name) for name in ("first", "second")]
+        first, second = (one.place for one in self.both)
+        self.logs = [one.place.log() for one in self.both]
+        self.database, self.leads = database, 0
+        self.both[0].lead()
+        first.releases().noise_key(b"")
+        given_the_root(second, first)
+        self.told: list[Head] = []
+        self.released: set[bytes] = set()
+
+    def does(self, what: str, who: int, number: int) -> None:
+        one, log = self.both[who], self.logs[who]
+        if what == "leads":
+            if one.leadership.term and self.leads == who:
+                return
+            by_its_owner(
+                self.database, text("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory'")
+            )
+            one.lead()
+            self.leads, self.logs[who] = who, one.place.log()
+        elif what == "starts again":
+            self.logs[who] = one.place.log()
+        elif what == "later":
+            one.place.clock.now += 40
+        elif what == "loses an answer" or what == "saved, and loses the answer":
+            with lost_answer(self.database, saved=what != "loses an answer"), suppress(StorageError, Overtaken):
+                log.append(Event.REFUSED, round=number)
+        else:
+            self._as_leader(what, who, number)
+
+    def _as_leader(self, what: str, who: int, number: int) -> None:
+        one, log = self.both[who], self.logs[who]
+        subject = b"sum %d" % number
+        works: dict[str, Any] = {
+            "appends": lambda: self.told.append(log.append(Event.REFUSED, round=number)),
+            "seals": lambda: log.append(Event.SEALED),
+            "releases": lambda: one.place.releases(log).enter(round_key(PLAN, number), subject, PRIVATE),
+            "is killed in between": lambda: released(log)(next_release(one.place, number)),
+        }
+        if who == self.leads:
+            works[what]()
+            if what == "releases":
+                self.released.add(subject)
+        else:
+            before = len(_rows(self.database))
+            with pytest.raises(Overtaken):
+                works[what]()
+            assert len(_rows(self.database)) == before
+
+    def check(self) -> None:
+        place = self.both[self.leads].place
+        reading = place.read()
+        assert reading.walk.check_known([Known(head=head, by="who was told") for head in self.told], "") == len(
+            self.told
+        )
+        entries = place.kept().entries()
+        assert {entry.subject for entry in entries} == {digest_of(subject) for subject in self.released}
+        assert len(entries) == len(self.released), "each counts once"
+        take_up(place.log(), place.releases())
+
+
+def next_release(place: Place, number: int) -> Any:
+    return next_entry(
+        place.kept().entries(), round_key(PLAN, number), "delta", PRIVATE.releases_of_round(weighted=False)[0][1], at=1
+    )
+
+
+@contextmanager
+def lost_answer(database: PostgresqlDatabase, *, saved: bool) -> Iterator[None]:
+    dialect = database.engine.dialect
+    commit = dialect.do_commit
+
+    def cut(connection: Any) -> None:
+        if saved:
+            commit(connection)
+        raise dialect.dbapi.OperationalError("server closed the connection")  # type: ignore[union-attr]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dialect, "do_commit", cut)
+        yield
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LIVED)
+def test_whatever_two_coordinators_live_through_there_is_one_log_and_each_release_counts_once(
+    server: PostgresqlServer, database: PostgresqlDatabase, tmp_path: Path, lived: list[tuple[str, int, int]]
+) -> None:
+    by_its_owner(database, *(delete(table) for table in ADDED_TO))
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir(mode=0o700)
+    place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/postgres?host={server.folder}", tmp_path)
+    life = Life(database, place, tmp_path)
+    try:
+        for what in lived:
+            life.does(*what)
+        life.logs[life.leads].append(Event.STOPPED)
+        life.check()
+    finally:
+        for one in life.both:
+            one.leadership.resign()
 
 
 # --- what the folder had before

@@ -4,6 +4,7 @@ not undone.
 A real pg_dump and pg_restore, and the commands as an operator types them.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,9 +31,11 @@ from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
-from tests.support.rounds import A, B, C
+from tests.support.rounds import ONE_OF_EACH_STATE, T0, A, B, C
+from tests.unit import test_rounds_store as contract
 from tests.unit.test_rounds_store import enrolled_silo, invitation
 
+COLLECTING = next(state for state in ONE_OF_EACH_STATE.values() if state.phase == "collecting")
 PLAN = Digest("a" * 64)
 PRIVATE = PrivacySection(
     level="silo", noise_multiplier=4.0, target_epsilon=8.0, dp_delta=1e-5, nominal_silos=10, max_noise_to_signal=1e6
@@ -105,11 +108,13 @@ def federation(server: PostgresqlServer, tmp_path: Path, request: pytest.Fixture
 
 @pytest.fixture(scope="module")
 def lost(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """After its dump A was revoked, C enrolled, B invited again, and a second sum released; the log was exported."""
+    """After its dump A was revoked, C enrolled with a token from before, B invited again, and a second sum released; the
+    log was exported."""
     folder = tmp_path_factory.mktemp("lost")
     federation = Federation(server, initialise(folder / "net"), "lost")
     federation.enrol(A, B)
     federation.release(1)
+    assert federation.command("invite", C).code == 0
     federation.dump(folder / "old.dump")
     assert federation.command("invite", B).code == 0
     assert federation.command("revoke", A).code == 0
@@ -136,6 +141,11 @@ def bring_back(lost: Federation) -> None:
     lost.put_back(home / "old.dump")
 
 
+def checks_of(federation: Federation) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(federation.command("check", "--json").out)
+    return found
+
+
 @pytest.fixture
 def copy(lost: Federation) -> Path:
     return lost.folder.root.parent / "copy"
@@ -145,6 +155,8 @@ def test_an_older_dump_is_refused_until_it_is_settled_with_the_newer_log(put_bac
     before = read_log(copy).entries
     refused = put_back.command("invite", C)
     refused.is_refusal(IntegrityError, "has no entry", "put back to an earlier instant", "`coordinator settle`")
+    (checked,) = [one for one in checks_of(put_back) if one["name"] == "state database"]
+    assert "has no entry" in checked["detail"], checked
     put_back.command("settle").is_refusal(ConfigurationError, "--without-log where it is lost")
     done = put_back.command("settle", "--log", copy, "--ledger", copy / "ledger")
     assert done.code == 0, done.err
@@ -226,6 +238,16 @@ def killed(federation: Federation, words: Sequence[str | Path], at: int, monkeyp
         except Killed:
             return True
     return False
+
+
+def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation: Federation) -> None:
+    with leading(Coordinator.load(federation.folder), to_settle=True) as leader:
+        store = leader.open_store()
+        contract.enrol(store, A)
+        store.transition(COLLECTING, [], at=T0, now=T0)
+        store.close()
+    assert federation.command("settle", "--without-log").code == 0
+    assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
 
 
 def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:

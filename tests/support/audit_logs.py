@@ -17,8 +17,9 @@ from silo_wire.codecs.update_receipt import coordinator_uri
 def check_audit_logs(coordinator: CoordinatorFolder, silos: Iterable[SiloFolder]) -> list[Reading]:
     """The coordinator's reading, then those of the silos. Raises IntegrityError for a log that is not what anybody
     knows of it."""
-    keys = Coordinator.load(coordinator).keys
-    of_all = read_log(coordinator.audit, writer=coordinator_uri(keys.federation), keys=[keys.identity.public_key()])
+    loaded = Coordinator.load(coordinator)
+    audit = loaded.audit()
+    of_all = read_log(audit.place, writer=coordinator_uri(loaded.federation), keys=[audit.public_key])
     check_silos(of_all)
     readings = [of_all]
     for folder in silos:

@@ -1,8 +1,8 @@
 """What a training costs in ranks beside one process, on this machine.
 
-    python -m tests.support.rank_costs FOLDER SIZE RANKS TIMES
+    python -m tests.support.rank_costs FOLDER SIZE RANKS TIMES [private]
 
-Each way trains the same round by turns, TIMES times after one that is not counted, with one thread a process. Printed
+With `private` a round is STEPS steps of record-level privacy, on some BATCH records each. Each way trains the same round by turns, TIMES times after one that is not counted, with one thread a process. Printed
 is a JSON object of medians: CPU seconds of one process, of each rank and of the agent beside them, and of a clock.
 """
 
@@ -36,16 +36,31 @@ TRAINING = {
     "max_input_tokens": 64,
     "max_output_tokens": 64,
 }
+BATCH, STEPS = 32, 4
+PRIVATE = {
+    "evaluation": {"every": 0, "initial": False, "last": False},
+    "privacy": {
+        "level": "record",
+        "noise_multiplier": 1.0,
+        "steps": STEPS,
+        "nominal_records": RECORDS,
+        "expected_batch_size": BATCH,
+    },
+}
 
 
 class Sized(RankSilo):
-    def grown(self, size: str, ranks: int) -> "Sized":
+    def grown(self, size: str, ranks: int, *, private: bool) -> "Sized":
         """With a model of `size` in place of the tests' own."""
         tokenizer = train_tokenizer(public_text(), SIZES[size].vocabulary)
         model = seeded_t5(sized_config(SIZES[size], tokenizer), 1)
-        training = {**TRAINING, "gradient_accumulation": ranks}
+        training = {**TRAINING, **({"max_grad_norm": 1.0} if private else {"gradient_accumulation": ranks})}
         self.bundle = bundle_of(
-            model, tokenizer=tokenizer.backend_tokenizer.to_str().encode(), source=f"size:{size}", training=training
+            model,
+            tokenizer=tokenizer.backend_tokenizer.to_str().encode(),
+            source=f"size:{size}",
+            training=training,
+            **(PRIVATE if private else {}),
         )
         self.model = RoundModel(
             file=self.root / "model", manifest=write_model(model, self.root / "model", chunk_bytes=1 << 20)
@@ -58,11 +73,13 @@ def cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def main(folder: str, size: str, ranks: str, times: str) -> None:
+def main(folder: str, size: str, ranks: str, times: str, how: str = "") -> None:
     root, me = Path(folder), psutil.Process()
     data = query_log(CLINIC, records=RECORDS, seed=3).log
     write_silo(root / "data", CLINIC, seed=3, splits=data)
-    one, several = Sized(root, 0).grown(size, int(ranks)), Sized(root, int(ranks)).grown(size, int(ranks))
+    one, several = (
+        Sized(root, processes).grown(size, int(ranks), private=how == "private") for processes in (0, int(ranks))
+    )
     alone, together = one.workshop(), several.trainer()
     alone.prepare(one.bundle, None)
     together.prepare(several.bundle, None)
@@ -81,7 +98,7 @@ def main(folder: str, size: str, ranks: str, times: str) -> None:
         if number:
             for name, value in took.items():
                 found.setdefault(name, []).append(value)
-    assert one.update.read_bytes() == several.update.read_bytes() or int(ranks) > 2
+    assert one.update.read_bytes() == several.update.read_bytes() or int(ranks) > 2 or how == "private"
     together.close()
     medians = {name: round(statistics.median(values), 4) for name, values in found.items()}
     medians["rank_to_one"] = round(medians["largest_rank_cpu_s"] / medians["one_cpu_s"], 3)

@@ -50,7 +50,9 @@ class MemoryBucket(Bucket):
 class Place:
     """A coordinator's folder on a machine of its own, in one term, over a store that all share."""
 
-    def __init__(self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY) -> None:
+    def __init__(
+        self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY, *, block_bytes: int = BLOCK
+    ) -> None:
         self.root = root
         self.bucket = MemoryBucket("s3://lorica/north/", "north/", store)
         leader = Leader(
@@ -59,7 +61,7 @@ class Place:
             public_key=key.public_key(),
             sign=lambda domain, statement: identity_key.sign(key, domain=domain.encode(), payload=statement),
         )
-        self.kept = KeptInBucket(root, self.bucket, leader, block_bytes=BLOCK)
+        self.kept = KeptInBucket(root, self.bucket, leader, block_bytes=block_bytes)
         self.keys = SpoolKeys(root / "spools", root / "attempt-keys" / "spools", term)
 
     def write(self, path: str, content: bytes) -> Path:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from silo_agent.training.private.once_among_ranks import (
     require_noise_once,
     require_one_sample,
     share_of,
+    side_by_side,
 )
 from silo_agent.training.private.per_example.chunks import Chunks, shape_of
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
@@ -335,10 +337,18 @@ def test_a_rank_that_drew_otherwise_is_named(other: Any) -> None:
     all_refuse(in_ranks(2, work), "the sample of a step, or the key of its noise, of ranks 1 is not that of rank 0")
 
 
-def test_a_rank_that_has_a_record_less_is_named_in_training() -> None:
-    schedule = replace(SHORT, sampling_rate=1.0, loss_noise_multiplier=None)
+@pytest.mark.parametrize(
+    ("weighs", "named"),
+    [
+        (None, "the sample of a step, or the key of its noise, of ranks 1 is"),
+        (2.0, "the number of examples, or of blocks of noise, of ranks 1 is"),
+    ],
+)
+def test_a_rank_that_has_a_record_less_is_named_in_training(weighs: float | None, named: str) -> None:
+    """With the sample, or with the losses that are summed before it."""
+    schedule = replace(SHORT, sampling_rate=1.0, loss_noise_multiplier=weighs)
     outcomes = in_ranks(2, lambda ranks: private(ranks, examples_of(9 - ranks.rank), schedule))
-    all_refuse(outcomes, "the sample of a step, or the key of its noise, of ranks 1")
+    all_refuse(outcomes, named)
 
 
 def test_a_rank_whose_stream_is_further_on_is_named_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +376,55 @@ def test_an_example_that_two_ranks_add_or_none_keeps_all_from_the_step() -> None
             all_refuse(outcomes, f"clipped gradients of one example were added by ranks {by}, and one rank alone")
         else:
             assert outcomes == [None, None]
+
+
+FEW = st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(
+    wanted=st.lists(st.integers(0, 4), max_size=5, unique=True),
+    done=st.lists(FEW, min_size=2, max_size=4),
+    dealt=st.booleans(),
+    samples=st.lists(st.sampled_from([[], [0], [1], [0, 1]]), min_size=4, max_size=4),
+    keys=st.lists(st.sampled_from([bytes(KEY_BYTES), key_of(0)]), min_size=4, max_size=4),
+    one=st.booleans(),
+    added=st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=4, max_size=4),
+)
+@settings(max_examples=25, deadline=None)
+def test_whatever_ranks_do_they_go_on_if_and_only_if_it_was_done_once(
+    wanted: list[int],
+    done: list[list[int]],
+    dealt: bool,
+    samples: list[list[int]],
+    keys: list[bytes],
+    one: bool,
+    added: list[list[int]],
+) -> None:
+    world = len(done)
+    if dealt:  # else chance would hardly ever have all of it right
+        done = [wanted[rank::world] for rank in range(world)]
+        added = [[int(block % world == rank) for block in range(3)] for rank in range(world)]
+    if one:
+        samples, keys = samples[:1] * world, keys[:1] * world
+    tables = [np.array(row, dtype=np.uint8) for row in added[:world]]
+
+    def work(ranks: Together) -> list[bool]:
+        def passes(check: Callable[..., None], *given: Any) -> bool:
+            try:
+                check(*given, ranks)
+            except StateError:
+                return False
+            return True
+
+        return [
+            passes(require_one_sample, samples[ranks.rank], keys[ranks.rank]),
+            passes(require_each_once, "losses", wanted, done[ranks.rank]),
+            passes(require_noise_once, tables[ranks.rank]),
+        ]
+
+    alike = all(each == (samples[0], keys[0]) for each in zip(samples[:world], keys[:world], strict=True))
+    expected = [alike, sorted(chain(*done)) == sorted(wanted), bool((sum(tables) == 1).all())]
+    assert in_ranks(world, work) == [expected] * world
 
 
 def test_an_empty_sample_to_which_a_rank_adds_is_refused() -> None:
@@ -413,6 +472,29 @@ def test_a_rank_that_does_what_is_another_ranks_keeps_all_from_the_step(
         assert differing(flat(model), flat(MODEL)) == 0, "no step was made"
         assert all(parameter.grad is None for parameter in model.parameters())
         assert all(getattr(parameter, "summed_grad", None) is None for parameter in model.parameters())
+
+
+def test_ranks_take_what_they_have_side_by_side_and_stop_together() -> None:
+    """One has three, the other one; and one of them is told to stop at the second."""
+    met = [0, 0, 0]
+
+    def work(ranks: Together, stop_at: int) -> list[int]:
+        taken: list[int] = []
+        ranks._met = lambda: met.__setitem__(ranks.rank, met[ranks.rank] + 1)
+        items = range(3 if ranks.rank else 1)
+        for item in side_by_side(items, ranks, lambda: ranks.rank == 0 and len(taken) == stop_at):
+            taken.append(item)
+        return taken
+
+    assert in_ranks(2, lambda ranks: work(ranks, 2), timeout_s=5.0) == [[0], [0, 1, 2]]
+    assert met[:2] == [4, 4], "at each, and once to hear that there are no more"
+    assert [type(outcome) for outcome in in_ranks(2, lambda ranks: work(ranks, 1))] == [TrainingStopped] * 2
+    met[:] = [0, 0, 0]
+    assert in_ranks(1, lambda ranks: work(ranks, 9)) == [[0]]
+    assert met[0] == 2, "or an agent would take one rank to hang"
+    assert list(side_by_side(range(3), ALONE)) == [0, 1, 2]
+    with pytest.raises(TrainingStopped):
+        list(side_by_side(range(3), ALONE, lambda: True))
 
 
 def test_ranks_stop_together_where_one_is_told_to() -> None:

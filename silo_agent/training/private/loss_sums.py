@@ -17,7 +17,7 @@ from lorica_security.noise.discrete_gaussian import SIGMA, draw
 from lorica_security.noise.random_words import RandomWords
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.model.model import T5
-from silo_agent.training.private.once_among_ranks import require_each_once, share_of
+from silo_agent.training.private.once_among_ranks import require_each_once, share_of, side_by_side
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.ranks.ranks import ALONE, Ranks
@@ -35,7 +35,7 @@ def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: flo
     steps = np.zeros(len(examples), dtype=np.int64)
     plain, every, computed = examples.plain(), range(len(examples)), array("q")
     try:
-        for indices, batch in chunks.of(plain, share_of(plain, every, ranks)):
+        for indices, batch in side_by_side(chunks.of(plain, share_of(plain, every, ranks)), ranks):
             computed.extend(indices)
             losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
             steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()

@@ -10,8 +10,8 @@ All of it is compared before anything is made of a step's sum. A comparison depe
 that run one program on one data folder pass it whatever is in the data.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 
 from lorica_security.errors import StateError
 from lorica_security.noise.random_words import KEY_BYTES, RandomWords
+from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.private.per_example.chunks import shape_of
 from silo_agent.training.ranks.ranks import Ranks
+
+T = TypeVar("T")
 
 _SECRET = b"lorica/v1/ranks/private/"
 _ONE_PROGRAM = "end whatever else starts ranks of this silo, and install one version of Lorica for all"
@@ -69,6 +72,29 @@ def share_of(examples: EncodedExamples, indices: Sequence[int], ranks: Ranks) ->
     return own
 
 
+def side_by_side(items: Iterable[T], ranks: Ranks, should_stop: Callable[[], bool] = lambda: False) -> Iterator[T]:
+    """This rank's `items`, however many. Ranks meet before each of them, one that is alone in its group as well: so one
+    that has more of them, or longer ones, does not count as one that hangs, and all stop where one is told to.
+
+    Raises TrainingStopped soon after `should_stop()` turns true.
+    """
+    own, ended = iter(items), object()
+    while True:
+        item: T | object = next(own, ended)
+        if not ranks.backend:
+            stopped, left = item is not ended and should_stop(), item is not ended
+        else:
+            told = torch.tensor([should_stop(), item is not ended], dtype=torch.int32)
+            ranks.sum_on_host(told)
+            stopped, left = (bool(number) for number in told.tolist())
+        if stopped:
+            raise TrainingStopped
+        if not left:
+            return
+        if item is not ended:
+            yield cast("T", item)
+
+
 def require_each_once(what: str, wanted: Sequence[int], done: Sequence[int], ranks: Ranks) -> None:
     """Raise StateError, naming the ranks, unless all that ranks have `done` is what is `wanted`, each as often as it is
     there: an example that two ranks add counts for twice what it may. Which one it is is not told."""
@@ -109,7 +135,8 @@ def _counts(places: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.in
 
 
 def _table(own: NDArray[Any], ranks: Ranks) -> NDArray[np.int64]:
-    """`own` of every rank, a row each."""
+    """`own` of every rank, a row each; raises StateError where one is longer than another, which gloo dies of."""
+    ranks.require_same("the number of examples, or of blocks of noise,", [torch.tensor([len(own)])], _ONE_PROGRAM)
     return np.stack([each.numpy() for each in ranks.gathered(torch.from_numpy(own))]).astype(np.int64)
 
 

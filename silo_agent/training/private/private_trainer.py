@@ -19,7 +19,6 @@ from lorica_security.errors import StateError
 from lorica_security.noise.discrete_gaussian import SIGMA
 from lorica_security.noise.poisson_sampling import sample
 from lorica_security.noise.random_words import RandomWords
-from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.model.model import T5
@@ -32,6 +31,7 @@ from silo_agent.training.private.once_among_ranks import (
     require_each_once,
     require_one_sample,
     share_of,
+    side_by_side,
 )
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.ghost_norms import check_covered
@@ -126,12 +126,9 @@ def train_privately(
         for step in range(schedule.steps):
             optimizer.begin_step()
             drawn, clipped = drawn_examples(examples, schedule.sampling_rate, words), array("q")
-            if ranks.world > 1 and ranks.any(should_stop()):
-                raise TrainingStopped
             require_one_sample(drawn, optimizer.key, ranks)
-            for indices, batch in chunks.of(examples, share_of(examples, drawn, ranks)):
-                if ranks.world == 1 and should_stop():
-                    raise TrainingStopped
+            own = chunks.of(examples, share_of(examples, drawn, ranks))
+            for indices, batch in side_by_side(own, ranks, should_stop):
                 way.accumulate(batch)
                 clipped.extend(indices)
             require_each_once("clipped gradients", drawn, clipped, ranks)

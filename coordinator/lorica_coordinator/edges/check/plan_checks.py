@@ -8,9 +8,10 @@ from pathlib import Path
 
 from lorica_coordinator.edges.check.found import PROBE_TIMEOUT_S, Found
 from lorica_coordinator.edges.check.misconfigurations import Mistake
-from lorica_coordinator.edges.database.open_store import SQLITE, open_store
+from lorica_coordinator.edges.database.open_store import SQLITE, log_of, open_store, release_rows
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import TABLES_VERSION
+from lorica_coordinator.edges.upkeep.taken_up import check_newest
 from lorica_coordinator.plans.forecast import require_worth
 from lorica_coordinator.plans.plan_folder import PLAN_FILE, compile_plan
 from lorica_coordinator.plans.plan_shelf import PlanShelf
@@ -52,6 +53,7 @@ def _in_postgresql(found: Found) -> str:
         closing(open_store(settings, file, federation_name(settings.federation))) as store,
     ):
         _look_into(store, found)
+        check_newest(log_of(settings, file, found.ground.folder.audit), release_rows(settings, file))
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

@@ -6,6 +6,7 @@ one line.
 """
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -45,6 +46,10 @@ _REMEDIES: Final = (
 _ELSE: Final = "check that the server runs and is reached, and [storage] blobs; rounds go on then"
 
 
+Called = Callable[[str, int, float, bool], None]
+"""Hears of each call: put, get, list or delete, the bytes of the object, seconds, and whether it failed."""
+
+
 class Bucket:
     """Names are below the place's prefix. May be used from several threads. All raise StorageError with the remedy."""
 
@@ -54,6 +59,7 @@ class Bucket:
         self._prefix = prefix
         self._store = store
         self._api: Any = _api()
+        self.called: Called = lambda call, size, seconds, failed: None
 
     @classmethod
     def at(cls, place: BucketPlace, *, patience_s: float = PATIENCE_S, request_s: float = REQUEST_S) -> Self:
@@ -63,7 +69,10 @@ class Bucket:
     def put(self, name: str, content: bytes | memoryview) -> None:
         """In place of what was there; durable when it returns, as far as the server keeps its word."""
         path = self._prefix + name
-        self._try("put", name, lambda: self._api.put(self._store, path, content, use_multipart=False))
+        self._try("put", name, lambda: self._put(path, content), size=len(content))
+
+    def _put(self, path: str, content: bytes | memoryview) -> None:
+        self._api.put(self._store, path, content, use_multipart=False)
 
     def get(self, name: str, most: int) -> memoryview | None:
         """None where it is not there. Raises StorageError for one of more than `most` bytes, without reading it."""
@@ -117,13 +126,18 @@ class Bucket:
                 for path in paths:
                     self._delete([path])
 
-    def _try(self, doing: str, name: str, work: Callable[[], R]) -> R:
+    def _try(self, doing: str, name: str, work: Callable[[], R], *, size: int = 0) -> R:
+        begun, failed = time.monotonic(), True
         try:
-            return work()
+            done = work()
+            failed, size = False, len(done) if isinstance(done, memoryview) else size
+            return done
         except LoricaError:
             raise
         except (self._api.exceptions.BaseError, OSError, ValueError) as error:
             raise self._failed(doing, name, error) from None  # its cause quotes the whole request
+        finally:
+            self.called(doing, 0 if failed else size, time.monotonic() - begun, failed)
 
     def _failed(self, doing: str, name: str, error: Exception) -> StorageError:
         said = str(error)

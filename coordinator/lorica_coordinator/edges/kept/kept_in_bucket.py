@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.bucket import Bucket, Called
 from lorica_coordinator.edges.kept.kept_file import (
     BLOCK_BYTES,
     INDEX,
@@ -66,6 +66,10 @@ class KeptInBucket:
     @property
     def name(self) -> str:
         return self._bucket.name
+
+    def tell(self, called: Called) -> None:
+        """`called` hears of each call of the bucket from here on."""
+        self._bucket.called = called
 
     def close(self) -> None:
         self._workers.shutdown(cancel_futures=True)

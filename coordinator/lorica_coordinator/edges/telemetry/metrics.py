@@ -27,6 +27,7 @@ from silo_wire.messages import Evaluation, RoundKey
 PHASES = ("idle", "gathering", "collecting", "masking", "aggregating", "evaluating", "stopped", "finished")
 ABANDONED: Final = "abandoned"
 OUTCOMES = (*(outcome.value for outcome in Outcome), ABANDONED)
+BUCKET_CALLS = ("put", "get", "list", "delete")
 DROPPED = ("declined", "late", "refused")
 _MASKING_PHASES = ("advertise_keys", "share_keys", "masked_input", "consistency_check", "unmasking")
 DROPPING_PHASES = ("collecting", "masking", *_MASKING_PHASES, "aggregating", "evaluating", "stopped")
@@ -171,6 +172,15 @@ class CoordinatorMetrics:
             "Coordinates of masked updates that were beyond the range that their round could express; their tensors "
             "were scaled down.",
         )
+        self.bucket_bytes = counter(
+            "lorica_bucket_bytes", "Bytes put into the bucket of [storage] blobs, and got from it.", ["call"]
+        )
+        self.bucket_seconds = counter(
+            "lorica_bucket_seconds", "Seconds that calls of it took, those at one time added up.", ["call"]
+        )
+        self.bucket_failures = counter(
+            "lorica_bucket_failures", "Calls of it that failed, after they were tried again.", ["call"]
+        )
         self.certificate_expiry = gauge(
             "lorica_certificate_expiry_timestamp_seconds", "When the coordinator's own certificate expires."
         )
@@ -202,6 +212,9 @@ class CoordinatorMetrics:
             "lorica_plan_epsilon_allowed",
             "[privacy] target_epsilon of the plan under way, where the coordinator makes its noise; else 0.",
         )
+        for call in BUCKET_CALLS:
+            for instrument in (self.bucket_bytes, self.bucket_seconds, self.bucket_failures):
+                instrument.labels(call)
         self._seen: dict[SiloName, float] = {}
         self._at_hand: frozenset[SiloName] = frozenset()
         self._ends: float | None = None  # the phase, at the latest, by the monotonic clock
@@ -395,6 +408,13 @@ class CoordinatorMetrics:
         self.epsilon_spent.set(spent)
         self.epsilon_left.set(max(0.0, allowed - spent))
         self.epsilon_allowed.set(allowed)
+
+    def bucket_called(self, call: str, size: int, seconds: float, failed: bool) -> None:
+        """`call` is one of BUCKET_CALLS."""
+        self.bucket_bytes.labels(call).inc(size)
+        self.bucket_seconds.labels(call).inc(seconds)
+        if failed:
+            self.bucket_failures.labels(call).inc()
 
     def refused(self, kind: str) -> None:
         self.errors.labels(kind).inc()

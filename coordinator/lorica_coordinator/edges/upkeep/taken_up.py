@@ -12,11 +12,11 @@ import structlog
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
-from lorica_coordinator.edges.sums.kept_releases import FolderReleases
+from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.errors import IntegrityError
-from lorica_security.on_disk.log_file import AuditLog, segments
+from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import read_log
 from lorica_security.privacy.ledger import Entry as Release
@@ -31,10 +31,16 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
         return
     go_on_from_folder(log, kept, audit, releases)
-    for rows in (log.rows, kept.rows):
-        rows.check_newest(_REMEDY)
+    check_newest(log, kept)
     require_every_release(log, releases)
     releases.check_root()
+
+
+def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
+    """Raises IntegrityError where rows are behind what the folder saw of them, or others; of files nothing is known."""
+    if isinstance(log, LogRows) and isinstance(kept, ReleaseRows):
+        for rows in (log.rows, kept.rows):
+            rows.check_newest(_REMEDY)
 
 
 def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases: ReleaseLedger) -> None:
@@ -86,30 +92,39 @@ def _was_closed(log: LogPlace, released: Entry) -> bool:
 
 
 def _go_on_from_log(log: LogRows, audit: AuditLog) -> None:
-    if not segments(log.folder):
+    before = LogFiles(log.folder)
+    newest = next(before.telling(""), None)
+    if newest is None:
         return
-    reading = read_log(log.folder, writer=audit.writer, keys=[audit.public_key])
-    rows = [ChainedRow.of(entry.line(), str(log.folder)) for entry in reading.entries]
-    _go_on_from(log.rows, rows, of=f"the audit log in {log.folder}")
+    of = f"the audit log in {log.folder}"
+    if log.rows.last(1):
+        _require_row(log.rows, ChainedRow.of(newest.content, newest.where), of=of)
+        return
+    reading = read_log(before, writer=audit.writer, keys=[audit.public_key])
+    _take_over(log.rows, [ChainedRow.of(entry.line(), before.where) for entry in reading.entries], of=of)
 
 
 def _go_on_from_ledger(kept: ReleaseRows, releases: ReleaseLedger) -> None:
     before = FolderReleases(releases.folder)
     rows = [ChainedRow.of(entry.line(), str(before.path)) for entry in before.entries()]
-    _go_on_from(kept.rows, rows, of=f"the ledger of releases in {before.path}")
+    of = f"the ledger of releases in {before.path}"
+    if rows and kept.rows.last(1):
+        _require_row(kept.rows, rows[-1], of=of)
+    elif rows:
+        _take_over(kept.rows, rows, of=of)
     kept.close(before.closed())
 
 
-def _go_on_from(rows: ChainedRows, before: Sequence[ChainedRow], *, of: str) -> None:
-    """Raises IntegrityError where the rows begin otherwise."""
-    if not before:
-        return
-    if not rows.last(1):
-        rows.append(before, newest=before[-1])
-        _log.info("taken over into the database", what=of, entries=len(before))
-    elif rows.at(before[-1].sequence) != before[-1]:
+def _take_over(rows: ChainedRows, before: Sequence[ChainedRow], *, of: str) -> None:
+    rows.append(before, newest=before[-1])
+    _log.info("taken over into the database", what=of, entries=len(before))
+
+
+def _require_row(rows: ChainedRows, newest: ChainedRow, *, of: str) -> None:
+    """Raises IntegrityError where the rows begin otherwise than what ends with `newest`, which names all before it."""
+    if rows.at(newest.sequence) != newest:
         raise IntegrityError(
-            f"{of} ends with entry {before[-1].sequence}, and {rows.where} does not go on from it: it is of another "
+            f"{of} ends with entry {newest.sequence}, and {rows.where} does not go on from it: it is of another "
             "coordinator or another time; move it away where the rows are right, else name another database in "
             "[storage] database"
         )

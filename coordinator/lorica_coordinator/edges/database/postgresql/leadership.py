@@ -292,10 +292,11 @@ def alone(leadership: Leadership) -> Iterator[None]:
 def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
     """The fence of a command that adds to the audit log beside the leader, whose log it is as well: it takes nothing
     over, and no term begins or ends meanwhile."""
-    mine = select(table.c.term).where(table.c.federation == federation, table.c.identity == identity)
+    ours = select(table.c.id).where(table.c.federation == federation, table.c.identity == identity)
+    held = ours.with_for_update(read=True)
 
     def fence(connection: Connection) -> None:
-        if connection.execute(mine.with_for_update(read=True)).first() is None:
+        if connection.execute(held).first() is None:
             raise Conflict(
                 "the database holds no state of this coordinator: give this command where the coordinator's keys are, "
                 "after the first `coordinator serve`"
