@@ -134,14 +134,11 @@ class Coordinator:
 
     def releases_told(self, tell: "Callable[[Entry], None] | None") -> "ReleaseLedger":
         """The same; `tell` hears of each entry before it is written."""
-        from lorica_coordinator.edges.database.open_store import PRIVACY, release_rows, shared_folder
+        from lorica_coordinator.edges.database.open_store import release_rows
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
-        from lorica_coordinator.edges.sums.release_root import RootPlace
 
-        state = self.settings.state_folder / "privacy"
-        kept = release_rows(self.settings, self.folder.settings, self.leadership, identity=self.identity)
-        root = RootPlace(state / "root", *shared_folder(self.settings, self.identity, PRIVACY))
-        return ReleaseLedger(state, kept=kept, root=root, tell=tell or (lambda entry: None))
+        kept = release_rows(self.settings, self.folder.settings, self.keys.identity, self.leadership)
+        return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""

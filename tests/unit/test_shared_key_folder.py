@@ -16,10 +16,9 @@ from lorica_coordinator.edges.database.postgresql.newest import Newest
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.spool import SPOOLS
-from lorica_coordinator.edges.sums.release_root import RootPlace, digest_of_root
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.settings import settings_text
-from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
+from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
 
 PLAN = "a" * 64
@@ -144,64 +143,13 @@ def test_a_kill_at_any_step_leaves_the_line_before_or_the_new_one(
 def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     there = Newest(tmp_path / "own" / "newest", mount / "ab" / "audit", mount)
-    root = RootPlace(tmp_path / "own" / "root", mount / "ab" / "privacy", mount)
-    for use in (there.prepare, lambda: list(there.known()), there.forget, lambda: root.find(None), root.make):
+    for use in (there.prepare, lambda: list(there.known()), there.forget):
         with pytest.raises(StorageError, match="/mount"):
             use()
     assert not mount.exists()
     mount.mkdir(mode=0o750)
-    for make in (there.prepare, root.make):
-        with pytest.raises(ConfigurationError, match="mount has mode 0750: it will hold private keys"):
-            make()
-
-
-# --- the root of noise
-
-
-def root_of(mount: Path, name: str) -> RootPlace:
-    return RootPlace(mount.parent / name / "root", mount / "ab" / "privacy", mount)
-
-
-def test_of_two_that_make_a_root_at_once_neither_writes_over_the_other(mount: Path) -> None:
-    """The database says whose it is: each finds that one from then on, and who does not know is told that there are
-    two."""
-    first, second = root_of(mount, "first"), root_of(mount, "second")
-    assert first.find(None) is None is second.find(None)
-    made = [first.make(), second.make()]
-    for root, path in made:
-        for one in (first, second):
-            assert one.find(digest_of_root(root)) == (root, path)
-        assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(IntegrityError, match="has 2 roots of noise, and the database does not say which one"):
-        first.find(None)
-    made[1][1].unlink()
-    assert second.find(None) == made[0]
-    assert first.find(digest_of_root(made[1][0])) is None
-
-
-def test_a_root_of_before_is_copied_once_and_another_one_is_never_put_there(mount: Path) -> None:
-    own, _ = RootPlace(mount.parent / "first" / "root").make()
-    other, path = RootPlace(mount.parent / "second" / "root").make()
-    assert root_of(mount, "second").find(digest_of_root(own)) == (other, path), "which the database refuses"
-    assert not (mount / "ab").exists()
-    found = root_of(mount, "first").find(digest_of_root(own))
-    assert found is not None
-    assert found[0] == own
-    assert (mount.parent / "first" / "root").read_bytes() == own
-    for name in ("first", "second", "third"):
-        assert root_of(mount, name).find(digest_of_root(own)) == found == root_of(mount, name).find(None)
-
-
-@pytest.mark.parametrize("content", [b"", bytes(31), bytes(32), bytes(33)])
-def test_a_root_that_is_none_or_another_one_is_refused(mount: Path, content: bytes) -> None:
-    place = root_of(mount, "first")
-    root, path = place.make()
-    path.write_bytes(content)
-    for said in (None, digest_of_root(root)):
-        with pytest.raises(
-            IntegrityError, match=r"\.root (has \d+ bytes, 32 are needed|is another root than its name)"
-        ):
-            place.find(said)
+    with pytest.raises(ConfigurationError, match="mount has mode 0750: it will hold private keys"):
+        there.prepare()
 
 
 # --- keys of two federations

@@ -54,8 +54,9 @@ def _in_postgresql(found: Found) -> str:
         closing(open_store(settings, file, federation_name(settings.federation), identity=identity)) as store,
     ):
         _look_into(store, found)
-        log = log_of(settings, file, found.ground.folder.audit, identity=identity)
-        check_newest(log, release_rows(settings, file, identity=identity))
+        if found.loaded_keys is not None:
+            log = log_of(settings, file, found.ground.folder.audit, identity=identity)
+            check_newest(log, release_rows(settings, file, found.loaded_keys.identity))
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
@@ -18,11 +19,13 @@ from lorica_coordinator.edges.database.postgresql.server import PostgresqlDataba
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import audit_log, release_ledger
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
+from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.identifiers import FederationName, federation_name
+from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.on_disk.log_file import LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 
@@ -30,7 +33,7 @@ SQLITE = "state.sqlite"
 NEWEST = "newest"
 """Of the audit log, and of the ledger of releases: a file with what this folder saw of the rows last."""
 AUDIT, PRIVACY = "audit", "privacy"
-"""Folders in `attempt_keys`: what every coordinator there saw of the rows last, and the root of noise."""
+"""Folders in `attempt_keys` with what every coordinator there saw of the rows last."""
 
 
 def open_store(
@@ -112,16 +115,16 @@ def log_of(
 
 
 def release_rows(
-    settings: Settings, file: Path, leadership: Leadership | None = None, *, identity: str = ""
+    settings: Settings, file: Path, key: Ed25519PrivateKey, leadership: Leadership | None = None
 ) -> ReleaseRows | None:
-    """The coordinator's releases; None where they are in the folder. `identity` as for `log_of`. Raises
+    """The coordinator's releases, `key` its identity key; None where they are in the folder. Raises
     ConfigurationError."""
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return None
-    own = settings.state_folder / "privacy" / NEWEST
-    newest = _newest(settings, own, leadership.identity if leadership else identity, PRIVACY)
-    return ReleaseRows(ChainedRows(server, release_ledger, fence, newest))
+    own, identity = settings.state_folder / "privacy" / NEWEST, public_key_bytes(key.public_key()).hex()
+    rows = ChainedRows(server, release_ledger, fence, _newest(settings, own, identity, PRIVACY))
+    return ReleaseRows(rows, RootSeal(key, federation_name(settings.federation)))
 
 
 def _newest(settings: Settings, own: Path, identity: str, name: str) -> Newest:

@@ -1,30 +1,29 @@
 """What the coordinator has released under silo-level privacy, in `state`/privacy, and the secret that its noise is made
 from.
 
-    root      32 bytes from the operating system, private, made once: the noise of every release is expanded from it;
-              where several coordinators share a folder of keys, it is there (release_root.py)
+    root      32 bytes from the operating system, private, made once: the noise of every release is expanded from it
     ledger    one line a release (security/lorica_security/privacy/ledger.py), of all plans
     closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have
               forgotten some
 
-Where the state is in PostgreSQL, ledger and closed are rows there (edges/database/postgresql/release_rows.py), and
-which root this is; the root itself is in a folder.
+Where the state is in PostgreSQL they are rows there (edges/database/postgresql/release_rows.py), the root sealed.
 
 Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and
 is one release; another set of updates, be it of the same attempt, has other noise and is another one. An entry is
 durable before anything that it stands for is stored.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
-from lorica_coordinator.edges.sums.release_root import RootPlace, digest_of_root
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import IntegrityError
 from lorica_security.identifiers import SiloName
 from lorica_security.noise.noise_streams import bound_key
+from lorica_security.noise.random_words import KEY_BYTES
 from lorica_security.privacy.accounting import GaussianRelease, epsilon_of
 from lorica_security.privacy.ledger import Entry, next_entry, releases_of
 from silo_wire.canonical import Digest, canonical_json, digest_of
@@ -44,13 +43,11 @@ class ReleaseLedger:
         clock: Callable[[], float] = time.time,
         tell: Callable[[Entry], None] = lambda entry: None,
         kept: KeptReleases | None = None,
-        root: RootPlace | None = None,
     ) -> None:
-        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written; `kept` and `root`: where
-        entries and root are, else in the folder."""
+        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written; `kept`: where entries are,
+        else in the folder."""
         self.folder, self._clock, self._tell = folder, clock, tell
         self.kept = FolderReleases(folder) if kept is None else kept
-        self._place = RootPlace(folder / "root") if root is None else root
 
     def noise_key(self, statement: bytes) -> bytes:
         """The key of the noise of the release that `statement` (`release_statement`) describes."""
@@ -100,29 +97,17 @@ class ReleaseLedger:
         """From now on nothing more is released of `plans`; durable when this returns."""
         self.kept.close(plans)
 
-    def check_root(self) -> None:
-        """Raises IntegrityError naming the file where the noise of earlier releases could not be made again here."""
-        if self.kept.has_root() or self._place.find(None) is not None:
-            self._root()
-
-    @property
-    def root(self) -> Path:
-        """The file in the folder; what is in it leaves this class as keys of noise alone."""
-        return self._place.own
-
     def _root(self) -> bytes:
-        found = self._place.find(self.kept.root())
-        if found is None:
-            if self.kept.has_root():
-                raise IntegrityError(
-                    f"{self._place.where} is missing beside a ledger of releases: noise that was made from it could "
-                    "not be made again; restore the folder from a backup, or copy the file from the coordinator that "
-                    "made it"
-                )
-            found = self._place.make()
-        root, path = found
-        self.kept.hold_root(digest_of_root(root), path)
-        return root
+        root = self.kept.root()
+        if root is not None:
+            return root
+        if self.kept.began():
+            raise IntegrityError(
+                f"{self.folder / 'root'} is missing beside a ledger of releases: noise that was made from it could not "
+                "be made again; restore the folder from a backup"
+            )
+        self.kept.keep_root(secrets.token_bytes(KEY_BYTES))
+        return self._root()
 
 
 def release_statement(key: RoundKey, base_model: Digest, parts: Iterable[tuple[SiloName, Digest, float]]) -> bytes:
