@@ -237,7 +237,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place
     with pytest.raises((IntegrityError, StorageError), match="restore") as caught:
         second.settle()
     assert name in str(caught.value)
-    assert second.files().keys() <= {f"{WORK}/{MODEL}.safetensors"}, "nothing of it is where anybody reads"
+    assert second.files() == {}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -564,6 +564,13 @@ def test_the_leader_proves_that_it_leads_meanwhile_whatever_a_proof_says() -> No
     done = len(beats)
     assert not [thread for thread in threading.enumerate() if thread.name == "leads meanwhile"]
     assert len(beats) == done
+
+
+def test_what_a_kill_left_of_bringing_goes_at_the_next_start(place: Makes) -> None:
+    one = place(1)
+    one.write(f"{WORK}/0123456789abcdef", b"half a model")
+    one.settle()
+    assert one.files() == {}
 
 
 def test_one_that_was_overtaken_meanwhile_does_not_go_on() -> None:
