@@ -6,6 +6,7 @@ after its blocks and deleted before them, so what an index names is there.
 """
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -148,10 +149,9 @@ class KeptInBucket:
         return brought
 
     def _fetch(self, kept: KeptFile, target: Path) -> FileMark:
-        work = self._root / WORK / target.name
+        work = self._root / WORK / secrets.token_hex(8)
         try:
             work.parent.mkdir(mode=0o700, exist_ok=True)
-            work.unlink(missing_ok=True)
             descriptor = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.ftruncate(descriptor, kept.size)
@@ -166,6 +166,8 @@ class KeptInBucket:
             return mark
         except OSError as error:
             raise StorageError(f"{target} cannot be brought: {error.strerror or error}") from error
+        finally:
+            work.unlink(missing_ok=True)
 
     def _fetch_block(self, kept: KeptFile, number: int, descriptor: int) -> None:
         name = kept.block(number)
