@@ -261,7 +261,8 @@ def test_one_that_stands_by_goes_on_where_its_session_was_lost(place: DatabasePl
     assert first.take()
     assert not second.take()
     ended = server.rows(
-        f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{STANDBY}'"
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        f"WHERE application_name = '{STANDBY}' AND datname = '{place.url.database}'"
     )
     assert ended == [(True,)]
     assert not second.take()
