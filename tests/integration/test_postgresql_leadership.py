@@ -406,6 +406,8 @@ def test_one_that_stands_by_takes_over_from_a_killed_one_alone(
     third = None
     try:
         until(second, "stands by")
+        waiting = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{STANDBY}' AND datname = '{database}'"
+        assert server.rows(waiting) == [], "for the folder, before it asks who leads"
         rotated = coordinator(folder, "ca", "rotate")
         _, said = rotated.communicate(timeout=60)
         assert rotated.returncode == 0, said
