@@ -95,6 +95,8 @@ class Leadership:
             self._beat()
             prepare()
             later_than = self._later_than()
+            if self.ended.done():  # what is done above may take long
+                self.ended.result()
             self._database.in_tries(lambda: self._begin_term(later_than))
         except BaseException:
             self.release()
