@@ -5,6 +5,7 @@ somebody else's: objects are read up to the size that is asked for, names up to 
 one line.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ PATIENCE_S: Final = 30.0
 TRIES: Final = 4
 _CREDENTIALS_S: Final = 300.0
 """So long credentials are used before they are read anew."""
+_PROXIES: Final = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _DELETED_AT_ONCE: Final = 1000
 _REMEDIES: Final = (
     ("NoSuchBucket", "there is no such bucket: make it, or correct [storage] blobs"),
@@ -158,6 +160,11 @@ def _store(place: BucketPlace, patience_s: float, request_s: float) -> "S3Store"
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     place.credentials()  # raises now, rather than in the first request
+    if place.in_clear and (proxy := next((name for name in _PROXIES if os.environ.get(name)), "")):
+        raise ConfigurationError(
+            f"{place.name} is spoken to without TLS on this machine, and ${proxy} would send that through a proxy, in "
+            f"clear: start without {proxy}, or use https"
+        )
 
     def credentials() -> Any:
         found = place.credentials()
