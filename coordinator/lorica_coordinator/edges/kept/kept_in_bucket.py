@@ -47,6 +47,12 @@ class Leader:
     sign: Callable[[str, bytes], bytes]
 
 
+def newest_term(bucket: Bucket) -> int:
+    """The latest that has files in `bucket`; 0 where none has. Who can write there chooses it. Raises StorageError."""
+    found = map(ObjectName.parse, bucket.names())
+    return max((one.term for one in found if one is not None), default=0)
+
+
 class KeptInBucket:
     """Implements `KeptFiles` for the state folder `root`. `look` at the bucket first."""
 
