@@ -38,6 +38,7 @@ from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
 from lorica_coordinator.edges.upkeep.taken_up import take_up
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.unusable import BudgetSpent
+from lorica_coordinator.vectors.key_place import marked
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Event, entry_from_line
 from lorica_security.audit.verification import SEAL_EVERY, SEAL_WITHIN_S, Known
@@ -534,6 +535,7 @@ def sharing(
     """Whose folders are empty at each start, and who share one for keys."""
     place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/postgres?host={server.folder}", tmp_path)
     (tmp_path / "mount").mkdir(mode=0o700)
+    marked(tmp_path / "mount", "")
     shared = tmp_path / "mount" / IDENTITY
     both = [Candidate(empty, place, tmp_path / name, shared) for name in ("first", "second")]
     yield both[0], both[1]

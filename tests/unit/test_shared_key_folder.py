@@ -18,8 +18,10 @@ from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.spool import SPOOLS
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.settings import settings_text
+from lorica_coordinator.vectors.key_place import MARK, marked
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
+from lorica_security.identifiers import federation_name
 
 PLAN = "a" * 64
 
@@ -32,6 +34,7 @@ def line(number: int) -> tuple[int, str, bytes]:
 def mount(tmp_path: Path) -> Path:
     folder = tmp_path / "mount"
     folder.mkdir(mode=0o700)
+    marked(folder, "")
     return folder
 
 
@@ -76,6 +79,7 @@ def test_one_that_goes_on_late_takes_no_later_line_away(
     theirs meanwhile. Whatever they do, the newest of all is known, and so is each that nobody has followed."""
     mount = tmp_path_factory.mktemp("shared") / "mount"
     mount.mkdir(mode=0o700)
+    marked(mount, "")
     stale, leader = newest_of(mount), newest_of(mount, "second")
     for number in before:
         leader.keep(*line(number))
@@ -148,6 +152,10 @@ def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> N
             use()
     assert not mount.exists()
     mount.mkdir(mode=0o750)
+    for use in (there.prepare, lambda: list(there.known())):
+        with pytest.raises(StorageError, match="mount it"):
+            use()  # the empty folder that is there while nothing is mounted
+    marked(mount, "")
     with pytest.raises(ConfigurationError, match="mount has mode 0750: it will hold private keys"):
         there.prepare()
 
@@ -156,7 +164,7 @@ def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> N
 
 
 def coordinator_of(folder: Path, mount: Path) -> Coordinator:
-    KeyStore.create(folder / "keys", "north", datetime.now(UTC))
+    KeyStore.create(folder / "keys", federation_name("north"), datetime.now(UTC))
     text = settings_text("north", ["localhost"], database="postgresql+psycopg://owner@/lorica?host=/run")
     text = text.replace('attempt_keys = ""', f'attempt_keys = "{mount}"')
     text = text.replace('blobs = ""', 'blobs = "s3://lorica/north?endpoint=https://s3.example.org"')
@@ -185,4 +193,4 @@ def test_two_federations_with_one_folder_of_keys_destroy_nothing_of_each_other(t
     assert key_vault(one.settings, one.identity, 4).read(key) == secret
     assert path.read_bytes() == bytes(32)
     assert ours.names() == {PLAN}
-    assert {folder.name for folder in mount.iterdir()} == {one.identity}
+    assert {folder.name for folder in mount.iterdir()} == {one.identity, MARK}

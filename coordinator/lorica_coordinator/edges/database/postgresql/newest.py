@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from lorica_coordinator.vectors.key_place import require_marked
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
 
@@ -23,13 +24,14 @@ class Newest:
     """Of one chain of rows. Raises StorageError, ConfigurationError naming the file."""
 
     def __init__(self, own: Path, shared: Path | None = None, mount: Path | None = None) -> None:
-        """`mount`: the folder above `shared` that has to be there; it is never made."""
+        """`mount`: the folder above `shared` that a leader has marked (vectors/key_place.py); it is never made."""
         self.own, self.shared, self._mount = own, shared, mount
 
     def prepare(self) -> None:
         """Before a row is added that is to be known: its file will have its folder."""
         files.make_private_folder(self.own.parent)
         if self.shared is not None:
+            require_marked(self.shared)
             files.make_private_folder(self.shared, below=self._mount)
 
     def keep(self, sequence: int, digest: str, line: bytes) -> None:
@@ -71,8 +73,7 @@ class Newest:
             # One went meanwhile, so a later one came, which may not have been listed.
 
     def _found(self, shared: Path) -> list[tuple[int, Path]]:
-        if self._mount is not None and not self._mount.is_dir():
-            raise StorageError(f"{self._mount} of [storage] attempt_keys is not there: mount it")
+        require_marked(shared)
         try:
             listed = sorted(shared.iterdir()) if shared.exists() else []
         except OSError as error:
