@@ -307,7 +307,7 @@ def test_taking_over_shows_that_it_is_alive(federation: Federation, monkeypatch:
         def seen(*arguments: Any) -> Any:
             while not beats.empty():
                 beats.get()
-            assert beats.get(timeout=60) == federation.folder.lock
+            assert beats.get(timeout=20) == federation.folder.lock
             steps.append(name)
             return step(*arguments)
 
