@@ -106,10 +106,10 @@ def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tu
 
 
 def leadership_of(
-    settings: Settings, file: Path, federation: FederationName, identity: str = ""
+    settings: Settings, file: Path, federation: FederationName, identity: str
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` as for Leadership; a command that begins no term needs none."""
+    decides. `identity` as for Leadership."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)
