@@ -136,6 +136,11 @@ def _aggregator(
     )
 
 
+def load_libraries() -> None:
+    """Import what serving needs and most commands do not."""
+    from lorica_coordinator.edges.sums import aggregator  # noqa: F401
+
+
 def _check_device(coordinator: Coordinator) -> None:
     """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""
     from lorica_coordinator.edges.sums import aggregator
@@ -296,7 +301,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         serving(coordinator, metrics, offer=offer) as at_work,
-        beating(coordinator.folder.lock),
+        beating(coordinator.folder.lock, coordinator.start),
         kept_ballast(*disks(coordinator)),
         watched_clock(_clock_was_set),
         _metrics_served(coordinator, registry),

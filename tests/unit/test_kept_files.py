@@ -6,7 +6,8 @@ tests/integration/test_buckets.py.
 """
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, NONCE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
-from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import Settled, settle
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, newest_term
+from lorica_coordinator.edges.kept.settled import Settled, meanwhile, put_later, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import make_key
 from lorica_coordinator.vectors.stored_vector import write_record
@@ -35,6 +38,7 @@ PLAN, MODEL = "ab" * 32, "cd" * 32
 MODEL_PATH = f"models/{PLAN}/{MODEL}.safetensors"
 STATE_PATH = f"models/{PLAN}/{MODEL}.optimizer/m.f32"
 BUNDLE_PATH = f"bundles/{PLAN}.bundle"
+EVIDENCE_PATH = f"models/{PLAN}/evidence/{MODEL}.evidence"
 VERDICTS_PATH = f"models/{PLAN}/evidence/{MODEL}.verdicts"
 SPOOL_PATH = f"spools/{PLAN}/3-1/clinic-c.delta"
 PATHS = (MODEL_PATH, STATE_PATH, BUNDLE_PATH, VERDICTS_PATH)
@@ -51,10 +55,17 @@ class Place:
     """A coordinator's folder on a machine of its own, in one term, over a store that all share."""
 
     def __init__(
-        self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY, *, block_bytes: int = BLOCK
+        self,
+        root: Path,
+        store: MemoryStore,
+        term: int,
+        key: Ed25519PrivateKey = KEY,
+        *,
+        block_bytes: int = BLOCK,
+        bucket: Bucket | None = None,
     ) -> None:
         self.root = root
-        self.bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+        self.bucket = bucket or MemoryBucket("s3://lorica/north/", "north/", store)
         leader = Leader(
             federation=FEDERATION,
             term=term,
@@ -204,6 +215,67 @@ HOSTILE = (
 )
 
 
+def test_the_bucket_has_nothing_of_a_file_but_its_size_and_digests(place: Makes) -> None:
+    """Evidence has what silos revealed for a sum: who reads the bucket, or its versions, must not."""
+    first = place(1)
+    first.settle()
+    content = bytes(range(BLOCK)) * 2
+    for path in (MODEL_PATH, EVIDENCE_PATH, SPOOL_PATH):
+        first.keep(path, content)
+    stored = [bytes(found) for name in first.objects if (found := first.bucket.get(name, 1 << 20)) is not None]
+    assert len(stored) == 9
+    pieces = [content[at : at + 12] for at in range(0, BLOCK, 4)]
+    assert not [piece for raw in stored for piece in pieces if piece in raw]
+    blocks = [raw for raw in stored if not raw.startswith(b"{")]
+    assert len({raw[:NONCE_BYTES] for raw in blocks}) == len(blocks) == 6, "each has a nonce of its own"
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=100), name=st.text(max_size=40), data=st.data())
+def test_a_block_opens_under_its_own_name_key_and_bytes_alone(content: bytes, name: str, data: st.DataObject) -> None:
+    def cipher(key: Ed25519PrivateKey, federation: str = "north") -> BlockCipher:
+        return BlockCipher.of(
+            lambda domain, payload: identity_key.sign(key, domain=domain.encode(), payload=payload), federation
+        )
+
+    sealed = bytes(cipher(KEY).seal(name, content))
+    assert cipher(KEY).open(name, sealed, "it") == content, "the key comes again from the same identity"
+    place = data.draw(st.integers(0, len(sealed) - 1))
+    flipped = sealed[:place] + bytes([sealed[place] ^ data.draw(st.integers(1, 255))]) + sealed[place + 1 :]
+    for other, at, raw in (
+        (cipher(KEY), name, flipped),
+        (cipher(KEY), name, sealed[: data.draw(st.integers(0, len(sealed) - 1))]),
+        (cipher(KEY), name + "x", sealed),
+        (cipher(identity_key.new_identity_key()), name, sealed),
+        (cipher(KEY, "south"), name, sealed),
+    ):
+        with pytest.raises(IntegrityError, match=r"^it is not what was kept"):
+            other.open(at, raw, "it")
+
+
+def test_one_that_was_overtaken_puts_no_index_and_deletes_nothing(place: Makes) -> None:
+    """It was stopped while it put a model, and goes on when the next one has retired that: an index of its would name
+    blocks that are gone, and keep everybody from leading."""
+    stale = place(7)
+    stale.settle()
+    stale.keep(BUNDLE_PATH, b"kept in time")
+    before = stale.objects
+
+    def overtaken() -> None:
+        raise Overtaken("another coordinator leads")
+
+    object.__setattr__(stale.kept._leader, "prove", overtaken)
+    with pytest.raises(Overtaken):
+        stale.keep(MODEL_PATH, b"too late")
+    assert not [name for name in stale.objects - before if name.endswith(INDEX)]
+    with pytest.raises(Overtaken):
+        stale.kept.forget(stale.root / BUNDLE_PATH)
+    assert before <= stale.objects
+    after = place(8)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"kept in time"}
+
+
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place: Makes, how: str, block: int) -> None:
@@ -211,7 +283,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place
     first.settle()
     first.keep(MODEL_PATH, b"a" * BLOCK + b"b" * BLOCK + b"c" * 10)
     name = sorted(one for one in first.objects if f"/{block:06}-" in one)[0]
-    content = first.bucket.get(name, BLOCK)
+    content = first.bucket.get(name, BLOCK + MORE_BYTES)
     assert content is not None
     raw = bytes(content)
     if how == "deleted":
@@ -228,7 +300,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place
     with pytest.raises((IntegrityError, StorageError), match="restore") as caught:
         second.settle()
     assert name in str(caught.value)
-    assert second.files().keys() <= {f"{WORK}/{MODEL}.safetensors"}, "nothing of it is where anybody reads"
+    assert second.files() == {}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -391,12 +463,53 @@ def test_what_could_not_be_deleted_goes_with_what_is_retired_next(place: Makes) 
     assert one.objects == _named(one, MODEL_PATH)
 
 
+def test_deleting_that_is_cut_off_leaves_no_file_without_its_blocks(place: Makes) -> None:
+    one = place(1)
+    one.settle()
+    one.keep(MODEL_PATH, b"x" * 3 * BLOCK)
+    one.keep(BUNDLE_PATH, b"y")
+    real, calls = one.bucket.delete, 0
+
+    def once(names: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise StorageError("the process was killed")
+        real(names)
+
+    one.bucket.delete = once  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="was killed"):
+        one.kept.forget(one.root / MODEL_PATH)
+    assert len(one.objects) == 5, "blocks of the model are left, and all of the bundle"
+    after = place(2)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"y"}
+    after.kept.forget(after.root / "models")
+    assert len(after.objects) == 2
+
+
 def test_files_of_a_term_that_is_not_over_are_refused(place: Makes) -> None:
     """The database was brought back from an earlier instant: nobody can say which of the two is right."""
     place(5).keep(MODEL_PATH, b"x")
     for term in (4, 5):
         with pytest.raises(StorageError, match=r"term 5.*the database was brought back.*name a new prefix"):
             place(term, name=f"late-{term}").settle()
+
+
+@given(
+    terms=st.lists(st.integers(0, 10**10 - 1), max_size=6),
+    others=st.lists(st.text("a1-", min_size=1, max_size=9), max_size=3),
+)
+def test_the_newest_term_is_that_of_the_files_there_whatever_else_lies_there(
+    terms: list[int], others: list[str]
+) -> None:
+    store = MemoryStore()
+    bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+    for term in terms:
+        bucket.put(str(ObjectName(term, MODEL_PATH, INDEX)), b"")
+    for number, other in enumerate(others):
+        store.put(f"north/{10**9}/x{number}/{other}", b"")
+    assert newest_term(bucket) == max(terms, default=0)
 
 
 # --- a folder that is not empty
@@ -474,6 +587,79 @@ def test_a_record_names_no_key_outside_its_place(tmp_path: Path, name: str) -> N
 
 def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "spools", 8, own=False)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match="mount it"):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
+
+
+def test_what_a_bucket_lacks_that_is_not_new_is_put_later_unless_it_was_let_go(place: Makes) -> None:
+    """A folder that led a while ago has models that nobody needs any more: no start waits for them."""
+    first = place(1)
+    first.settle()
+    first.keep(BUNDLE_PATH, b"bundle")
+    old = place(2)
+    for path in (MODEL_PATH, STATE_PATH, VERDICTS_PATH):
+        old.write(path, path.encode())
+    settled = old.settle()
+    assert settled == Settled(1, 0, (STATE_PATH, VERDICTS_PATH, MODEL_PATH))
+    (old.root / STATE_PATH).unlink()
+    over = threading.Event()
+    put = old.bucket.put
+
+    def let_go_meanwhile(name: str, content: bytes | memoryview) -> None:
+        put(name, content)
+        if name.endswith(f"{VERDICTS_PATH}/{INDEX}"):
+            (old.root / VERDICTS_PATH).unlink()
+
+    old.bucket.put = let_go_meanwhile  # type: ignore[method-assign]
+    put_later(old.kept, old.root, settled.lacking, over, 0)
+    assert old.kept.below(old.root) == {old.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
+    assert {name.split("/", 1)[1].rsplit("/", 1)[0] for name in old.objects} == {BUNDLE_PATH, MODEL_PATH}
+    after = place(3)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"bundle", MODEL_PATH: MODEL_PATH.encode()}
+    over.set()
+    after.write(STATE_PATH, b"x")
+    put_later(after.kept, after.root, [STATE_PATH], over, 30)
+    after.kept.close()
+    assert after.root / STATE_PATH not in after.kept.below(after.root)
+
+
+# --- while folder and bucket are settled
+
+
+def test_the_leader_proves_that_it_leads_meanwhile_whatever_a_proof_says() -> None:
+    beats, third = [], threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            third.set()
+        if len(beats) == 1:
+            raise StorageError("the server is away")
+
+    with meanwhile(beat, 0.001):
+        assert third.wait(30)
+    done = len(beats)
+    assert not [thread for thread in threading.enumerate() if thread.name == "leads meanwhile"]
+    assert len(beats) == done
+
+
+def test_what_a_kill_left_of_bringing_goes_at_the_next_start(place: Makes) -> None:
+    one = place(1)
+    one.write(f"{WORK}/0123456789abcdef", b"half a model")
+    one.settle()
+    assert one.files() == {}
+
+
+def test_one_that_was_overtaken_meanwhile_does_not_go_on() -> None:
+    said = threading.Event()
+
+    def beat() -> None:
+        said.set()
+        raise Overtaken("another coordinator leads")
+
+    with pytest.raises(Overtaken), meanwhile(beat, 0.001):
+        assert said.wait(30)
+    with pytest.raises(IntegrityError, match="its own"), meanwhile(beat, 0.001):
+        raise IntegrityError("what the block found is its own")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
@@ -17,6 +18,7 @@ from lorica_coordinator.edges.database.postgresql.server import PostgresqlDataba
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import audit_log, release_ledger
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
+from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
@@ -91,12 +93,16 @@ def log_of(
     return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit)
 
 
-def release_rows(settings: Settings, file: Path, leadership: Leadership | None = None) -> ReleaseRows | None:
-    """The coordinator's releases; None where they are in the folder. Raises ConfigurationError."""
+def release_rows(
+    settings: Settings, file: Path, key: Ed25519PrivateKey, leadership: Leadership | None = None
+) -> ReleaseRows | None:
+    """The coordinator's releases, `key` its identity key; None where they are in the folder. Raises
+    ConfigurationError."""
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return None
-    return ReleaseRows(ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST))
+    rows = ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST)
+    return ReleaseRows(rows, RootSeal(key, federation_name(settings.federation)))
 
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
@@ -106,10 +112,15 @@ def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tu
 
 
 def leadership_of(
-    settings: Settings, file: Path, federation: FederationName, identity: str
+    settings: Settings,
+    file: Path,
+    federation: FederationName,
+    identity: str,
+    *,
+    kept_of: Callable[[], int] = lambda: 0,
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` as for Leadership."""
+    decides. `identity` and `kept_of` as for Leadership."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)
@@ -118,8 +129,17 @@ def leadership_of(
         _require_no_other_state(settings, server)
         SqlRoundStore(server, federation).close()
 
-    vault = key_vault(settings)
-    return Leadership(place, server, federation, identity, later_than=vault.newest_term), prepare
+    shared = settings.storage.attempt_keys
+    leadership = Leadership(
+        place,
+        server,
+        federation,
+        identity,
+        later_than=key_vault(settings).newest_term,
+        kept_of=kept_of,
+        key_place=Path(shared) if shared else None,
+    )
+    return leadership, prepare
 
 
 def _require_no_other_state(settings: Settings, server: PostgresqlDatabase) -> None:

@@ -33,7 +33,6 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     go_on_from_folder(log, kept, audit, releases)
     check_newest(log, kept)
     require_every_release(log, releases)
-    releases.check_root()
 
 
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
@@ -113,6 +112,16 @@ def _go_on_from_ledger(kept: ReleaseRows, releases: ReleaseLedger) -> None:
     elif rows:
         _take_over(kept.rows, rows, of=of)
     kept.close(before.closed())
+    root = before.root()
+    if root is None:
+        return
+    if kept.root() is None:
+        kept.keep_root(root)
+    if kept.root() != root:
+        raise IntegrityError(
+            f"{before.root_path} is another root than {kept.rows.where} has noise from: a sum would have two noises, "
+            "and together they hide less; move it away where the database is right"
+        )
 
 
 def _take_over(rows: ChainedRows, before: Sequence[ChainedRow], *, of: str) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -33,6 +34,7 @@ from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase, session_engine
 from lorica_coordinator.edges.database.round_tables import leadership as table
 from lorica_coordinator.service.ports import Overtaken
+from lorica_coordinator.vectors.key_place import marked
 from lorica_security.errors import Conflict, StorageError
 from lorica_security.identifiers import FederationName
 
@@ -53,6 +55,8 @@ _COLUMNS: Final = text(
     "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"
 )
 _ROW: Final = 1
+_PLACE: Final = 2
+"""The row whose token is the text that the folder of keys is known by."""
 _Begun = tuple[int, str]
 """A term's number and token."""
 
@@ -68,18 +72,21 @@ class Leadership:
         identity: str,
         *,
         later_than: Callable[[], int] = lambda: 0,
+        kept_of: Callable[[], int] = lambda: 0,
+        key_place: Path | None = None,
         session_s: float = SESSION_S,
         beat_s: float = BEAT_S,
         doubt_s: float = DOUBT_S,
     ) -> None:
         """`identity`: the coordinator's public identity key, in hexadecimal; whose state this is. `later_than`: a term
-        that has been, whatever the database says."""
+        that has been, whatever the database says. `kept_of`: the newest term that files in a bucket are of; a database
+        that does not know it is an earlier one. `key_place`: the folder of keys that several coordinators see."""
         self._database = database
         self._sessions: Engine = session_engine(place)
         self._session: Connection | None = None  # which has the lock
         self._candidate: Connection | None = None  # of one that stands by
         self._federation, self._identity = federation, identity
-        self._later_than = later_than
+        self._later_than, self._kept_of, self._key_place = later_than, kept_of, key_place
         self._session_s, self._beat_s, self._doubt_s = session_s, beat_s, doubt_s
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
@@ -96,7 +103,8 @@ class Leadership:
         """Lead from here on; False where somebody else does: it is counted as one that stands by until `release`. With
         the lock held `prepare` makes the tables.
 
-        Raises Conflict for the state of another coordinator, StorageError naming the database.
+        Raises Conflict for the state of another coordinator, StorageError naming the database; also where that is of
+        an earlier instant than the bucket, or the folder of keys is another one. No term is begun then.
         """
         if not self._lock():
             return False
@@ -107,7 +115,10 @@ class Leadership:
             while begun is None or self._newest() != begun:  # one without the lock has begun a term in between
                 found = self._newest()
                 prepare()
-                begun = self._database.in_tries(partial(self._begin_term, found))
+                kept_of = self._kept_of()
+                if self.ended.done():  # what is done above may take long
+                    self.ended.result()
+                begun = self._database.in_tries(partial(self._begin_term, found, kept_of))
             with self._one_at_a_time:
                 self.term, self.token = begun
                 self.leads = True
@@ -138,9 +149,9 @@ class Leadership:
                 _log.warning("the session that leads was lost", database=self._database.name, error=_first_line(error))
                 self._let_go()
                 if self.term == 0:
-                    raise self._lost(_first_line(error)) from error
+                    raise self._lost() from error
         if self.term == 0:
-            raise self._lost("it did not ask in time")
+            raise self._lost()
         if not self._lock():
             self._let_go()
             raise self._overtaken()
@@ -219,16 +230,23 @@ class Leadership:
         self._session = self._candidate = None
 
     def _lock(self) -> bool:
+        """Raises StorageError; a session of one that stood by may have been lost meanwhile."""
         try:
-            if self._candidate is None:
-                self._candidate = self._new_session()
-            if not self._candidate.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
-                return False
-            self._candidate.execute(text("RESET application_name"))
+            if self._candidate is not None:
+                with suppress(SQLAlchemyError):
+                    return self._lock_in(self._candidate)
+                self._let_go()
+            self._candidate = self._new_session()
+            return self._lock_in(self._candidate)
         except SQLAlchemyError as error:
             self._let_go()
             raise self._database.failed(error) from error
-        self._session, self._candidate = self._candidate, None
+
+    def _lock_in(self, session: Connection) -> bool:
+        if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
+            return False
+        session.execute(text("RESET application_name"))
+        self._session, self._candidate = session, None
         return True
 
     def _new_session(self) -> Connection:
@@ -250,34 +268,33 @@ class Leadership:
         return session
 
     def _newest(self) -> _Begun | None:
-        """The newest term; None without one. Read in the session that got the lock: nobody else has had it since."""
+        """The newest term; None without one. Read in the session that got the lock: nobody else has had it since.
+
+        Raises Overtaken where that session was lost.
+        """
         with self._one_at_a_time:
             if self._session is None:
-                raise self._lost("it did not ask in time")
+                raise self._lost()
             try:
                 if "token" not in _columns(self._session):
                     return None  # no tables yet, or those of another release, which are refused
                 row = self._session.execute(select(table.c.term, table.c.token).where(table.c.id == _ROW)).one_or_none()
             except SQLAlchemyError as error:
                 self._let_go()
-                raise self._lost(_first_line(error)) from error
+                raise self._lost() from error
         return None if row is None else (row.term, row.token)
 
-    def _lost(self, reason: str) -> StorageError:
-        return StorageError(
-            f"{self._database.name}: the session with the lock was lost before a term began ({reason}): start this "
-            "again; a coordinator stands by where another one leads"
+    def _lost(self) -> Overtaken:
+        return Overtaken(
+            "the session that had the lock was lost before a term began: another coordinator may lead; started again, "
+            "this one stands by, or leads"
         )
 
-    def _begin_term(self, found: _Begun | None) -> _Begun | None:
+    def _begin_term(self, found: _Begun | None, kept_of: int) -> _Begun | None:
         """None where the newest term is another one than was found."""
-        later_than, token = self._later_than(), secrets.token_hex(16)
-        values = {
-            "federation": self._federation,
-            "identity": self._identity,
-            "holder": _holder(),
-            "token": token,
-        }
+        token = secrets.token_hex(16)
+        whose = {"federation": self._federation, "identity": self._identity}
+        values = {**whose, "holder": _holder(), "token": token}
         try:
             with self._database.engine.begin() as connection:
                 row = connection.execute(select(table).where(table.c.id == _ROW)).one_or_none()
@@ -289,17 +306,38 @@ class Leadership:
                     )
                 if (row and (row.term, row.token)) != found:
                     return None
+                newest = 0 if row is None else row.term
+                self._require_not_behind(newest, kept_of)
+                if self._key_place is not None:
+                    self._know_place(connection, self._key_place, whose)
+                term = max(newest, self._later_than()) + 1
                 if row is None:
-                    term = later_than + 1
                     connection.execute(insert(table).values(id=_ROW, term=term, **values))
                 else:
-                    term = max(row.term, later_than) + 1
                     connection.execute(update(table).where(table.c.id == _ROW).values(term=term, **values))
         except IntegrityError:
             return None  # the first term ever was begun by two
         except SQLAlchemyError as error:
             raise self._database.failed(error) from error
         return term, token
+
+    def _require_not_behind(self, newest: int, kept_of: int) -> None:
+        """Before a term is begun: each that is refused would bring the database nearer to what it lacks."""
+        if newest < kept_of:
+            raise StorageError(
+                f"{self._database.name} knows term {newest}, and [storage] blobs has files of term {kept_of}: the "
+                "database was brought back from an earlier instant, or another coordinator has this prefix; bring "
+                "the bucket back of the same instant, or name a new prefix in [storage] blobs where the state folder "
+                "has every file"
+            )
+
+    def _know_place(self, connection: Connection, folder: Path, whose: dict[str, str]) -> None:
+        known = connection.execute(select(table.c.token).where(table.c.id == _PLACE)).scalar()
+        found = marked(folder, known or "")
+        if known is None:
+            connection.execute(
+                insert(table).values(id=_PLACE, term=0, holder="the folder of keys", token=found, **whose)
+            )
 
     def _overtaken(self) -> Overtaken:
         return Overtaken(
