@@ -384,3 +384,5 @@ def test_an_upgrade_takes_the_folders_log_over(federation: Federation) -> None:
     reading = federation.reading()
     assert list(reading.entries[: len(files)]) == files
     assert reading.entries[len(files)].text("command") == "upgrade"
+    terms = federation.server.rows("SELECT term FROM leadership", database=federation.name)
+    assert terms == [(3,)], "the one that fences whoever led on the older tables, and one to take the log over"

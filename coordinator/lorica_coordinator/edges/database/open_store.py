@@ -115,12 +115,12 @@ def leadership_of(
     settings: Settings,
     file: Path,
     federation: FederationName,
-    identity: str = "",
+    identity: str,
     *,
     kept_of: Callable[[], int] = lambda: 0,
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` and `kept_of` as for Leadership; a command that begins no term needs neither."""
+    decides. `identity` and `kept_of` as for Leadership."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)
