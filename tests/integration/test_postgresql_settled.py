@@ -250,6 +250,21 @@ def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation:
     assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
 
 
+def test_a_closed_plan_whose_row_is_gone_is_closed_again(federation: Federation) -> None:
+    """The log has it, which somebody who writes the database does not take back."""
+    with leading(Coordinator.load(federation.folder)) as leader:
+        leader.releases.close([PLAN])
+    with leading(Coordinator.load(federation.folder)):
+        pass  # it enters what is closed
+    federation.server.execute(
+        "ALTER TABLE closed_plans DISABLE TRIGGER ALL", "DELETE FROM closed_plans", database=federation.name
+    )
+    federation.command("invite", A).is_refusal(IntegrityError, "is not closed any more", "`coordinator settle`")
+    assert federation.command("settle", "--without-log").code == 0
+    assert Coordinator.load(federation.folder).releases.closed() == {PLAN}
+    assert federation.command("invite", A).code == 0
+
+
 def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:
     folder = initialise(tmp_path / "sqlite")
     refused = run_command(cli.main, "settle", "--without-log", "--dir", folder.root)
