@@ -136,6 +136,11 @@ def _aggregator(
     )
 
 
+def load_libraries() -> None:
+    """Import what serving needs and most commands do not."""
+    from lorica_coordinator.edges.sums import aggregator  # noqa: F401
+
+
 def _check_device(coordinator: Coordinator) -> None:
     """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""
     from lorica_coordinator.edges.sums import aggregator

@@ -132,7 +132,7 @@ class Coordinator:
         from lorica_coordinator.edges.database.open_store import release_rows
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 
-        kept = release_rows(self.settings, self.folder.settings, self.leadership)
+        kept = release_rows(self.settings, self.folder.settings, self.keys.identity, self.leadership)
         return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":

@@ -2,7 +2,12 @@
 
 import shutil
 import subprocess
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+
+_OURS = ("lorica", "lorica_coordinator", "lorica_security", "silo_agent", "silo_wire")
 
 
 def commit() -> str:
@@ -21,3 +26,17 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()
+
+
+@cache
+def source_digest() -> str:
+    """SHA-256 of every module of ours, in hexadecimal, as it lies on the disk when this is first asked."""
+    digest = sha256()
+    for package in _OURS:
+        spec = find_spec(package)
+        for root in sorted(spec.submodule_search_locations or ()) if spec else ():
+            for path in sorted(Path(root).rglob("*.py")):
+                content = path.read_bytes()
+                digest.update(f"{package}/{path.relative_to(root)}\0{len(content)}\0".encode())
+                digest.update(content)
+    return digest.hexdigest()

@@ -13,17 +13,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from distributed import Client
 from distributed.security import Security
 
 from lorica.demo.ports import free_ports
 from lorica.experiments import dask_cluster
-from lorica.experiments.dask_cluster import DaskCluster
+from lorica.experiments.dask_cluster import DaskCluster, Release
 from lorica.experiments.definition import Study
 from lorica.experiments.results_file import results
 from lorica.experiments.run import run_study
@@ -34,6 +35,8 @@ from tests.support.waiting import until
 from tests.unit.test_study_shards import STUDY, data
 
 __all__ = ["data"]
+ROOT = Path(__file__).resolve().parents[2]
+QUIET = ("--dashboard-address", "127.0.0.1:0")
 TWO_RUNS = parse_toml(
     Study, STUDY.replace('["fedopt", "fedopt-lorar", "fedavg"]', '["fedopt", "fedavg"]'), "study.toml"
 )
@@ -52,6 +55,7 @@ def certificates(folder: Path) -> Path:
 @dataclass(frozen=True, slots=True)
 class Running:
     cluster: DaskCluster
+    scheduler: "subprocess.Popen[bytes]"
     workers: "dict[str, subprocess.Popen[bytes]]"
     client: Any
 
@@ -81,10 +85,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     tls = certificates(tmp_path_factory.mktemp("dask") / "tls")
     address = f"tls://127.0.0.1:{free_ports(1)[0]}"
     host, _, port = address.removeprefix("tls://").partition(":")
-    scheduler = program("scheduler", "--host", host, "--port", port, "--no-dashboard", "--no-show", tls=tls)
+    scheduler = program("scheduler", "--host", host, "--port", port, *QUIET, "--no-show", tls=tls)
     workers = {
         name: program(
-            "worker", address, "--name", name, "--nthreads", threads, "--no-nanny", "--no-dashboard",
+            "worker", address, "--name", name, "--nthreads", threads, "--no-nanny", *QUIET,
             "--memory-limit", "0", "--host", "127.0.0.1", "--local-directory", str(tls.parent / name), tls=tls,
         )
         for name, threads in (("one", "1"), ("two", "1"), ("wide", "2"))
@@ -99,7 +103,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         )
         with Client(address, security=security, timeout=60, set_as_default=False) as client:
             client.wait_for_workers(len(workers), timeout=60)
-            yield Running(cluster, workers, client)
+            yield Running(cluster, scheduler, workers, client)
 
 
 def test_a_worker_that_would_mix_runs_or_sees_no_folder_or_is_of_another_release_gets_none(
@@ -108,7 +112,8 @@ def test_a_worker_that_would_mix_runs_or_sees_no_folder_or_is_of_another_release
     mark = tmp_path / "mark"
     mark.touch()
     call = dask_cluster._at_worker
-    here = dask_cluster.commit()
+    here = Release.own()
+    other = replace(here, source="1234567" * 9)
 
     def asked(worker: str, *arguments: Any) -> Any:
         return running.client.submit(call, *arguments, workers=[worker], pure=False, retries=0).result(timeout=60)
@@ -117,14 +122,22 @@ def test_a_worker_that_would_mix_runs_or_sees_no_folder_or_is_of_another_release
     for worker, arguments, said in (
         ("wide", (mark, here), "does 2 runs at a time in one process.*--nthreads 1"),
         ("one", (tmp_path / "other" / "mark", here), "does not see .*other: give it the folder of --out"),
-        ("one", (mark, "1234567"), "runs .*, this command 1234567: give all the same release"),
+        ("one", (mark, other), "runs source .*, this command source 1234567.*: give all the same"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             asked(worker, *arguments, sum, [1, 2])
-    monkeypatch.setattr(dask_cluster, "commit", lambda: "1234567")
+    monkeypatch.setattr(dask_cluster, "source_digest", lambda: other.source)
     with running.cluster.workers(tmp_path) as executor, pytest.raises(ConfigurationError):
         executor.submit(sum, [1, 2]).result(60)
     assert list(tmp_path.iterdir()) == [mark], "nothing is left of the one that shows the folder"
+
+
+def test_as_the_page_starts_them_nothing_listens_beyond_loopback(running: Running) -> None:
+    page = (ROOT / "ops" / "docs" / "simulation.md").read_text()
+    assert page.count(" ".join(QUIET)) == 2
+    for process in (running.scheduler, *running.workers.values()):
+        found = [one.laddr.ip for one in psutil.Process(process.pid).net_connections("inet") if one.status == "LISTEN"]
+        assert set(found) == {"127.0.0.1"}
 
 
 def lines(out: Path, data: Path, cluster: DaskCluster | None = None) -> dict[str, dict[str, Any]]:

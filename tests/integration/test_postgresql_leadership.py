@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.database.open_store import leadership_of
-from lorica_coordinator.edges.database.postgresql.leadership import LOCK, Leadership, alone, read_only
+from lorica_coordinator.edges.database.postgresql.leadership import LOCK, STANDBY, Leadership, alone, read_only
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
@@ -254,6 +254,20 @@ def until_true(asked: Callable[[], bool], server: PostgresqlServer) -> None:
         server.process.poll()
         threading.Event().wait(0.05)
     raise AssertionError("it did not come to that")
+
+
+def test_one_that_stands_by_goes_on_where_its_session_was_lost(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    assert not second.take()
+    ended = server.rows(
+        f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{STANDBY}'"
+    )
+    assert ended == [(True,)]
+    assert not second.take()
+    first.leadership.release()
+    assert second.take()
+    second.leadership.release()
 
 
 def test_one_in_doubt_ends_where_another_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.models.export_scratch import ExportScratch
 from lorica_coordinator.edges.models.held_models import holding_models
+from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.edges.upkeep.backup import WORK_PREFIX
 from lorica_coordinator.edges.upkeep.garbage import DAY_S, GONE_PREFIX, Collector, Garbage
 from lorica_coordinator.edges.upkeep.upgrade_copies import copy_of
@@ -21,9 +23,12 @@ from lorica_coordinator.rounds.effects import ModelMade, PlanBegun
 from lorica_coordinator.rounds.states import Idle
 from lorica_coordinator.service.records import PresentPlan
 from lorica_coordinator.settings import RetentionSection
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import make_key
+from lorica_coordinator.vectors.stored_vector import write_record
 from silo_wire.canonical import Digest, digest_of
 from tests.support.rounds import FEDERATION, PLAN, SIGNATURE, T0, A, B
+from tests.unit.test_kept_files import Place
 from tests.unit.test_rounds_store import enrol, live, whole_round
 
 LEFT, NEW = Digest(digest_of(b"left")), Digest(digest_of(b"left yesterday"))
@@ -75,12 +80,19 @@ def write(path: Path) -> None:
 
 
 def collect(
-    state: Path, present: PresentPlan, *, dry_run: bool = False, kept: RetentionSection = KEPT
+    state: Path,
+    present: PresentPlan,
+    *,
+    dry_run: bool = False,
+    kept: RetentionSection = KEPT,
+    spool_keys: SpoolKeys | None = None,
+    elsewhere: KeptFiles = FOLDER_ALONE,
 ) -> list[Garbage]:
     store = SqlRoundStore(state / "state.sqlite", FEDERATION)
     try:
         scratch = ExportScratch(state / "exports")
-        return Collector(state, kept, store, scratch).collect(present, NOW, dry_run=dry_run)
+        collector = Collector(state, kept, store, scratch, spool_keys=spool_keys, kept=elsewhere)
+        return collector.collect(present, NOW, dry_run=dry_run)
     finally:
         store.close()
 
@@ -227,3 +239,26 @@ def test_killed_at_every_step_it_harms_nothing_and_the_next_one_ends_it(state: P
         assert after == kept, f"after death at step {step}"
         shutil.rmtree(again)
     assert step > 40
+
+
+@pytest.mark.parametrize("present", [FINISHED, UNDER_WAY], ids=["finished", "under-way"])
+def test_what_goes_from_the_folder_goes_from_its_bucket_and_so_do_keys_elsewhere(
+    state: Path, present: PresentPlan
+) -> None:
+    machine = Place(state, MemoryStore(), 1)
+    for plan in (PLAN, LEFT, NEW):
+        delta, name = state / "spools" / plan / "1-1" / "bank-a", machine.keys.fresh()
+        machine.keys.provide(delta.parent)
+        path = machine.keys.path(delta, name)
+        assert path is not None
+        make_key(path)
+        write_record(delta.with_suffix(".json"), {"manifest": {}, "norm": 1.0, "key": name})
+    machine.settle()
+    before = machine.kept.below(state)
+    assert len([path for path in before if path.suffix == ".delta"]) == 3
+    collect(state, present, dry_run=True, spool_keys=machine.keys, elsewhere=machine.kept)
+    assert machine.kept.below(state) == before
+    collect(state, present, spool_keys=machine.keys, elsewhere=machine.kept)
+    assert machine.kept.below(state) == {path for path in before if path.is_file()}
+    assert machine.kept.below(state) != before
+    assert machine.keys.names() == ({PLAN} if present.under_way else set())

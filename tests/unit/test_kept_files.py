@@ -6,7 +6,8 @@ tests/integration/test_buckets.py.
 """
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import Settled, settle
+from lorica_coordinator.edges.kept.settled import Settled, meanwhile, put_later, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
+from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
 from lorica_coordinator.vectors.spool_key import make_key
 from lorica_coordinator.vectors.stored_vector import write_record
@@ -51,10 +53,17 @@ class Place:
     """A coordinator's folder on a machine of its own, in one term, over a store that all share."""
 
     def __init__(
-        self, root: Path, store: MemoryStore, term: int, key: Ed25519PrivateKey = KEY, *, block_bytes: int = BLOCK
+        self,
+        root: Path,
+        store: MemoryStore,
+        term: int,
+        key: Ed25519PrivateKey = KEY,
+        *,
+        block_bytes: int = BLOCK,
+        bucket: Bucket | None = None,
     ) -> None:
         self.root = root
-        self.bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+        self.bucket = bucket or MemoryBucket("s3://lorica/north/", "north/", store)
         leader = Leader(
             federation=FEDERATION,
             term=term,
@@ -391,6 +400,31 @@ def test_what_could_not_be_deleted_goes_with_what_is_retired_next(place: Makes) 
     assert one.objects == _named(one, MODEL_PATH)
 
 
+def test_deleting_that_is_cut_off_leaves_no_file_without_its_blocks(place: Makes) -> None:
+    one = place(1)
+    one.settle()
+    one.keep(MODEL_PATH, b"x" * 3 * BLOCK)
+    one.keep(BUNDLE_PATH, b"y")
+    real, calls = one.bucket.delete, 0
+
+    def once(names: Iterable[str]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise StorageError("the process was killed")
+        real(names)
+
+    one.bucket.delete = once  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="was killed"):
+        one.kept.forget(one.root / MODEL_PATH)
+    assert len(one.objects) == 5, "blocks of the model are left, and all of the bundle"
+    after = place(2)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"y"}
+    after.kept.forget(after.root / "models")
+    assert len(after.objects) == 2
+
+
 def test_files_of_a_term_that_is_not_over_are_refused(place: Makes) -> None:
     """The database was brought back from an earlier instant: nobody can say which of the two is right."""
     place(5).keep(MODEL_PATH, b"x")
@@ -477,3 +511,69 @@ def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
+
+
+def test_what_a_bucket_lacks_that_is_not_new_is_put_later_unless_it_was_let_go(place: Makes) -> None:
+    """A folder that led a while ago has models that nobody needs any more: no start waits for them."""
+    first = place(1)
+    first.settle()
+    first.keep(BUNDLE_PATH, b"bundle")
+    old = place(2)
+    for path in (MODEL_PATH, STATE_PATH, VERDICTS_PATH):
+        old.write(path, path.encode())
+    settled = old.settle()
+    assert settled == Settled(1, 0, (STATE_PATH, VERDICTS_PATH, MODEL_PATH))
+    (old.root / STATE_PATH).unlink()
+    over = threading.Event()
+    put = old.bucket.put
+
+    def let_go_meanwhile(name: str, content: bytes | memoryview) -> None:
+        put(name, content)
+        if name.endswith(f"{VERDICTS_PATH}/{INDEX}"):
+            (old.root / VERDICTS_PATH).unlink()
+
+    old.bucket.put = let_go_meanwhile  # type: ignore[method-assign]
+    put_later(old.kept, old.root, settled.lacking, over, 0)
+    assert old.kept.below(old.root) == {old.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
+    assert {name.split("/", 1)[1].rsplit("/", 1)[0] for name in old.objects} == {BUNDLE_PATH, MODEL_PATH}
+    after = place(3)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"bundle", MODEL_PATH: MODEL_PATH.encode()}
+    over.set()
+    after.write(STATE_PATH, b"x")
+    put_later(after.kept, after.root, [STATE_PATH], over, 30)
+    after.kept.close()
+    assert after.root / STATE_PATH not in after.kept.below(after.root)
+
+
+# --- while folder and bucket are settled
+
+
+def test_the_leader_proves_that_it_leads_meanwhile_whatever_a_proof_says() -> None:
+    beats, third = [], threading.Event()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            third.set()
+        if len(beats) == 1:
+            raise StorageError("the server is away")
+
+    with meanwhile(beat, 0.001):
+        assert third.wait(30)
+    done = len(beats)
+    assert not [thread for thread in threading.enumerate() if thread.name == "leads meanwhile"]
+    assert len(beats) == done
+
+
+def test_one_that_was_overtaken_meanwhile_does_not_go_on() -> None:
+    said = threading.Event()
+
+    def beat() -> None:
+        said.set()
+        raise Overtaken("another coordinator leads")
+
+    with pytest.raises(Overtaken), meanwhile(beat, 0.001):
+        assert said.wait(30)
+    with pytest.raises(IntegrityError, match="its own"), meanwhile(beat, 0.001):
+        raise IntegrityError("what the block found is its own")

@@ -220,7 +220,8 @@ def test_commands_that_work_on_the_folder_alone_say_what_to_use_instead(file: Pa
     )
     for command in ("backup", "restore"):
         with pytest.raises(
-            ConfigurationError, match=rf"`coordinator {command}` .* pg_dump .* pg_restore.*attempt-keys"
+            ConfigurationError,
+            match=rf"`coordinator {command}` .* pg_dump, .* pg_restore .*`coordinator settle`.*attempt-keys",
         ):
             require_sqlite(elsewhere, command)
     here = Settings.parse('federation = "clinics"\n', "it")

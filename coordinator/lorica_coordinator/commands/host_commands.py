@@ -164,7 +164,7 @@ def serve_command(
 ) -> None:
     """Run the coordinator until it is stopped."""
     # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
-    from lorica_coordinator.composition import serve
+    from lorica_coordinator.composition import load_libraries, serve
     from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 
     keep_memory_private()
@@ -172,7 +172,7 @@ def serve_command(
     where = log_to_stderr(log_level, libraries=True)
     folder = own_folder(directory)
     key_file.settle(folder.keys, folder.lock, "coordinator")
-    with StandingBy(folder.settings) as stand_by, _folder_lock(folder, stand_by):
+    with StandingBy(folder.settings, load_libraries) as stand_by, _folder_lock(folder, stand_by):
         stand_by.lock = folder.lock
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)

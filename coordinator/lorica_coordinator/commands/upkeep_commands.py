@@ -97,7 +97,7 @@ def settle(
     ] = None,
     directory: Dir = None,
 ) -> None:
-    """After pg_restore, before `serve`: shut out again who was revoked since, void invitations, stop the plan, close
+    """After pg_restore, before serve: shut out again who was revoked since, void invitations, stop the plan, close
     those that released sums."""
     from lorica_coordinator.edges.upkeep.settle import settle as bring_up
 

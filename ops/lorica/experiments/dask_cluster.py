@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lorica.source_commit import commit
+import torch
+
+from lorica.source_commit import commit, source_digest
 from lorica_security.errors import ConfigurationError, StateError
 from lorica_security.host import files
 
@@ -75,14 +77,30 @@ class DaskCluster:
             mark.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Of two that are equal one does what the other would; a commit alone is none where wheels are installed."""
+
+    commit: str
+    source: str
+    torch: str
+
+    @classmethod
+    def own(cls) -> "Release":
+        return cls(commit(), source_digest(), torch.__version__)
+
+    def __str__(self) -> str:
+        return f"source {self.source[:12]} (commit {self.commit or 'unknown'}) with torch {self.torch}"
+
+
 class _Alike(Executor):
     """Gives each call to a worker that proves first that it is of this release and sees this folder."""
 
     def __init__(self, executor: Any, mark: Path) -> None:
-        self._executor, self._mark, self._commit = executor, mark, commit()
+        self._executor, self._mark, self._release = executor, mark, Release.own()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        return self._executor.submit(_at_worker, self._mark, self._commit, function, *arguments, **named)
+        return self._executor.submit(_at_worker, self._mark, self._release, function, *arguments, **named)
 
 
 def lost(error: BaseException) -> StateError | None:
@@ -99,7 +117,7 @@ def lost(error: BaseException) -> StateError | None:
     )
 
 
-def _at_worker(mark: Path, of: str, function: Callable[..., _Outcome], *arguments: Any) -> _Outcome:
+def _at_worker(mark: Path, of: Release, function: Callable[..., _Outcome], *arguments: Any) -> _Outcome:
     from distributed import get_worker
 
     worker = get_worker()
@@ -112,11 +130,8 @@ def _at_worker(mark: Path, of: str, function: Callable[..., _Outcome], *argument
         raise ConfigurationError(
             f"worker {worker.name} does not see {mark.parent}: give it the folder of --out by the same path"
         )
-    if (own := commit()) != of:
-        raise ConfigurationError(
-            f"worker {worker.name} runs {own or 'an unknown commit'}, this command {of or 'an unknown one'}: give all "
-            "the same release"
-        )
+    if (own := Release.own()) != of:
+        raise ConfigurationError(f"worker {worker.name} runs {own}, this command {of}: give all the same")
     return function(*arguments)
 
 

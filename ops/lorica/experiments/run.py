@@ -104,7 +104,7 @@ def run_study(
             shutil.rmtree(out / "runs" / key, ignore_errors=True)  # of a kill between the line and this
         console.print(f"{len(runs)} runs, {len(runs) - len(left)} of them done", highlight=False)
         began_with = commit()  # now, not when a run ends: the code on disk may be another by then
-        doings = [_Doing(run, silos, source, out, settings, began_with, shard) for run in left]
+        doings = [_Doing(run, silos, source, out, settings, began_with, shard, cluster is not None) for run in left]
         failed: list[str] = []
         with closing(_each(doings, jobs, cluster)) as each:
             for doing, facts in each:
@@ -206,7 +206,7 @@ def _done(doing: "_Doing") -> _Outcome:
     locks.mkdir(exist_ok=True)
     with ExitStack() as here:
         try:
-            here.enter_context(ProcessLock(locks / doing.run.key, "study"))
+            here.enter_context(ProcessLock(locks / doing.run.key, "study", patient=doing.patient))
         except Conflict:
             return None
         if doing.run.key in {line["run"] for line in results(doing.out)}:
@@ -242,6 +242,8 @@ class _Doing:
     settings: DeviceSettings
     commit: str
     shard: Shard
+    patient: bool
+    """Whether it waits for who is at this run: at a cluster that is a run of this command, begun earlier."""
 
     @property
     def work(self) -> Path:

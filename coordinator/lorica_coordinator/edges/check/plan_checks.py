@@ -53,7 +53,9 @@ def _in_postgresql(found: Found) -> str:
         closing(open_store(settings, file, federation_name(settings.federation))) as store,
     ):
         _look_into(store, found)
-        check_newest(log_of(settings, file, found.ground.folder.audit), release_rows(settings, file))
+        if found.loaded_keys is not None:
+            kept = release_rows(settings, file, found.loaded_keys.identity)
+            check_newest(log_of(settings, file, found.ground.folder.audit), kept)
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
@@ -18,6 +18,7 @@ from lorica_coordinator.edges.database.postgresql.server import PostgresqlDataba
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import audit_log, release_ledger
 from lorica_coordinator.edges.database.sealing.key_vault import FOLDER, FolderKeyVault
+from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
@@ -101,12 +102,16 @@ def log_of(
     return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit, writer=writer, key=key)
 
 
-def release_rows(settings: Settings, file: Path, leadership: Leadership | None = None) -> ReleaseRows | None:
-    """The coordinator's releases; None where they are in the folder. Raises ConfigurationError."""
+def release_rows(
+    settings: Settings, file: Path, key: Ed25519PrivateKey, leadership: Leadership | None = None
+) -> ReleaseRows | None:
+    """The coordinator's releases, `key` its identity key; None where they are in the folder. Raises
+    ConfigurationError."""
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return None
-    return ReleaseRows(ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST))
+    rows = ChainedRows(server, release_ledger, fence, settings.state_folder / "privacy" / NEWEST)
+    return ReleaseRows(rows, RootSeal(key, federation_name(settings.federation)))
 
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:

@@ -255,7 +255,7 @@ release_root = Table(
     "release_root",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),  # 1: there is one
-    Column("digest", String(64), nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
 )
 
 ADDED_TO = (audit_log, release_ledger, closed_plans, release_root)

@@ -1,15 +1,20 @@
 """What `[storage] blobs` comes to: a bucket that the leader's files are kept in, settled before anything else."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
-from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, settle
+from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, put_later, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
+
+PUT_AFTER_S: Final = 60.0
+"""When a service that has started has let go of what it needs no more."""
 
 
 def bucket_place(settings: Settings, file: Path) -> BucketPlace:
@@ -29,11 +34,20 @@ def kept_in_bucket(
     """Raises ConfigurationError, IntegrityError or StorageError before the block. Until then `beat` is called every
     `every_s` seconds."""
     bucket = Bucket.at(bucket_place(settings, file))
-    kept = KeptInBucket(settings.state_folder, bucket, leader)
+    root, over = settings.state_folder, threading.Event()
+    kept = KeptInBucket(root, bucket, leader)
+    later: threading.Thread | None = None
     try:
         with meanwhile(beat, every_s):
             probe(bucket)
-            settle(kept, settings.state_folder, has_key)
+            settled = settle(kept, root, has_key)
+        if settled.lacking:
+            arguments = (kept, root, settled.lacking, over, PUT_AFTER_S)
+            later = threading.Thread(target=put_later, args=arguments, name="puts later")
+            later.start()
         yield kept
     finally:
+        over.set()
         kept.close()
+        if later is not None:
+            later.join()

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from lorica_security.errors import IntegrityError
 from lorica_security.host import files
+from lorica_security.noise.random_words import KEY_BYTES
 from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.privacy.ledger import Entry
 from silo_wire.canonical import Digest
@@ -28,12 +30,14 @@ class KeptReleases(Protocol):
     def close(self, plans: Iterable[Digest]) -> None:
         """Durable when this returns; never taken back."""
 
-    def has_root(self) -> bool:
-        """Whether noise was made from a root already."""
+    def began(self) -> bool:
+        """Whether anything was ever entered."""
 
-    def hold_root(self, digest: Digest, path: Path) -> None:
-        """Noise is made from the root in `path` with this digest from now on. Raises IntegrityError naming it where it
-        was made from another one: a sum would have two noises."""
+    def root(self) -> bytes | None:
+        """What noise is made from, KEY_BYTES; None where none was made yet."""
+
+    def keep_root(self, root: bytes) -> None:
+        """Durable when this returns; where there is one by then, that one stays."""
 
 
 class FolderReleases:
@@ -62,8 +66,22 @@ class FolderReleases:
         files.make_private_folder(self._folder)
         files.write_private(self._folder / _CLOSED, "".join(f"{plan}\n" for plan in listed).encode())
 
-    def has_root(self) -> bool:
+    def began(self) -> bool:
         return self.path.exists()
 
-    def hold_root(self, digest: Digest, path: Path) -> None:
-        """The root lies beside the ledger: there is no other."""
+    @property
+    def root_path(self) -> Path:
+        return self._folder / "root"
+
+    def root(self) -> bytes | None:
+        path = self.root_path
+        if not path.exists():
+            return None
+        root = files.read_private(path)
+        if len(root) != KEY_BYTES:
+            raise IntegrityError(f"{path} has {len(root)} bytes, {KEY_BYTES} are needed: restore it from a backup")
+        return root
+
+    def keep_root(self, root: bytes) -> None:
+        files.make_private_folder(self._folder)
+        files.write_private(self.root_path, root)

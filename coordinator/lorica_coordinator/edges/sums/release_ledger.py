@@ -6,8 +6,7 @@ from.
     closed    plans of which no further sum is released, one digest a line: the ledger came from a backup and may have
               forgotten some
 
-Where the state is in PostgreSQL, ledger and closed are rows there (edges/database/postgresql/release_rows.py), and
-which root this is; the root itself is in the folder.
+Where the state is in PostgreSQL they are rows there (edges/database/postgresql/release_rows.py), the root sealed.
 
 Noise is bound to the set of updates that it covers. Aggregation that is repeated after a crash gives the same bits, and
 is one release; another set of updates, be it of the same attempt, has other noise and is another one. An entry is
@@ -18,12 +17,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
 
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.errors import IntegrityError
-from lorica_security.host import files
 from lorica_security.identifiers import SiloName
 from lorica_security.noise.noise_streams import bound_key
 from lorica_security.noise.random_words import KEY_BYTES
@@ -33,8 +30,6 @@ from silo_wire.canonical import Digest, canonical_json, digest_of
 from silo_wire.messages import RoundKey
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.privacy import PrivacySection
-
-_ROOT_DOMAIN: Final = b"lorica/v1/release-root\n"
 
 
 class ReleaseLedger:
@@ -102,31 +97,17 @@ class ReleaseLedger:
         """From now on nothing more is released of `plans`; durable when this returns."""
         self.kept.close(plans)
 
-    def check_root(self) -> None:
-        """Raises IntegrityError naming the file where the noise of earlier releases could not be made again here."""
-        if self.root.exists() or self.kept.has_root():
-            self._root()
-
-    @property
-    def root(self) -> Path:
-        """The file; what is in it leaves this class as keys of noise alone."""
-        return self.folder / "root"
-
     def _root(self) -> bytes:
-        path = self.root
-        if not path.exists():
-            if self.kept.has_root():
-                raise IntegrityError(
-                    f"{path} is missing beside a ledger of releases: noise that was made from it could not be made "
-                    "again; restore the folder from a backup, or copy the file from the coordinator that made it"
-                )
-            files.make_private_folder(self.folder)
-            files.write_private(path, secrets.token_bytes(KEY_BYTES))
-        root = files.read_private(path)
-        if len(root) != KEY_BYTES:
-            raise IntegrityError(f"{path} has {len(root)} bytes, {KEY_BYTES} are needed: restore it from a backup")
-        self.kept.hold_root(digest_of(_ROOT_DOMAIN + root), path)
-        return root
+        root = self.kept.root()
+        if root is not None:
+            return root
+        if self.kept.began():
+            raise IntegrityError(
+                f"{self.folder / 'root'} is missing beside a ledger of releases: noise that was made from it could not "
+                "be made again; restore the folder from a backup"
+            )
+        self.kept.keep_root(secrets.token_bytes(KEY_BYTES))
+        return self._root()
 
 
 def release_statement(key: RoundKey, base_model: Digest, parts: Iterable[tuple[SiloName, Digest, float]]) -> bytes:

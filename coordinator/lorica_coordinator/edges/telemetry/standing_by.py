@@ -7,6 +7,7 @@ folder) on none. Any signal ends it.
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -29,9 +30,10 @@ STAND_BY_S: Final = 0.5
 class StandingBy:
     """Call it again and again until `end`: then its port is free for the leader's own."""
 
-    def __init__(self, settings: Path) -> None:
-        """`settings`: the file, read when it comes to that."""
-        self._file = settings
+    def __init__(self, settings: Path, load: Callable[[], None] = lambda: None) -> None:
+        """`settings`: the file, read when it comes to that. `load`s what takes seconds, so that taking over does
+        not."""
+        self._file, self._load = settings, load
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
@@ -62,6 +64,7 @@ class StandingBy:
             tell_systemd("READY=1")
             self._thread = threading.Thread(target=self._serve, args=(Settings.read(self._file),), daemon=True)
             self._thread.start()
+            self._load()
         if self.lock is None:
             tell_systemd("WATCHDOG=1")
         else:

@@ -221,7 +221,7 @@ def close_plans(
         if not ledger.is_file():
             raise ConfigurationError(f"{ledger} is missing: name the newest copy of state/privacy/ledger with --ledger")
         newer = PrivacyLedgerFile(ledger).entries()
-        if newer and not releases.root.exists():
+        if newer and releases.kept.root() is None:
             raise ConfigurationError(
                 "the backup is from before the first sum was released, and has not the secret that its noise was "
                 "made from: leave --ledger out, and the plans are closed"

@@ -37,7 +37,6 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     audit.head()
     require_every_release(log, releases)
     _require_every_closing(log, releases)
-    releases.check_root()
     tell_closed(audit, releases)
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
@@ -157,6 +156,16 @@ def _go_on_from_ledger(kept: ReleaseRows, releases: ReleaseLedger) -> None:
     elif rows:
         _take_over(kept.rows, rows, of=of)
     kept.close(before.closed())
+    root = before.root()
+    if root is None:
+        return
+    if kept.root() is None:
+        kept.keep_root(root)
+    if kept.root() != root:
+        raise IntegrityError(
+            f"{before.root_path} is another root than {kept.rows.where} has noise from: a sum would have two noises, "
+            "and together they hide less; move it away where the database is right"
+        )
 
 
 def _take_over(rows: ChainedRows, before: Sequence[ChainedRow], *, of: str) -> None:

@@ -208,16 +208,23 @@ class Leadership:
         self._session = self._candidate = None
 
     def _lock(self) -> bool:
+        """Raises StorageError; a session of one that stood by may have been lost meanwhile."""
         try:
-            if self._candidate is None:
-                self._candidate = self._new_session()
-            if not self._candidate.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
-                return False
-            self._candidate.execute(text("RESET application_name"))
+            if self._candidate is not None:
+                with suppress(SQLAlchemyError):
+                    return self._lock_in(self._candidate)
+                self._let_go()
+            self._candidate = self._new_session()
+            return self._lock_in(self._candidate)
         except SQLAlchemyError as error:
             self._let_go()
             raise self._database.failed(error) from error
-        self._session, self._candidate = self._candidate, None
+
+    def _lock_in(self, session: Connection) -> bool:
+        if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK}).scalar():
+            return False
+        session.execute(text("RESET application_name"))
+        self._session, self._candidate = session, None
         return True
 
     def _new_session(self) -> Connection:

@@ -1,13 +1,7 @@
-"""The coordinator's releases as rows of its database: entries of the ledger, closed plans, and which root noise is made
-from.
-
-The root itself stays in the folder: it is a key, and whoever has it and the models takes the noise off. Of it the
-database has a digest, so that a coordinator elsewhere that makes noise from another root is refused before it makes
-any.
-"""
+"""The coordinator's releases as rows of its database: entries of the ledger, closed plans, and the root that noise is
+made from, sealed (sealing/root_seal.py): a coordinator elsewhere makes the same noise for the same sum."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, insert, select
@@ -15,6 +9,7 @@ from sqlalchemy.exc import IntegrityError as NotUnique
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows, Moved
 from lorica_coordinator.edges.database.round_tables import closed_plans, release_root
+from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_security.errors import IntegrityError, StorageError
 from lorica_security.privacy.ledger import Entry, read_ledger
 from silo_wire.canonical import Digest
@@ -26,8 +21,8 @@ _ROW = 1
 class ReleaseRows:
     """A KeptReleases; `rows` are the ledger's."""
 
-    def __init__(self, rows: ChainedRows) -> None:
-        self.rows = rows
+    def __init__(self, rows: ChainedRows, seal: RootSeal) -> None:
+        self.rows, self._seal = rows, seal
         self._newest: ChainedRow | None = None  # that this process knew to be there
         self._closed: frozenset[Digest] = frozenset()
 
@@ -82,22 +77,20 @@ class ReleaseRows:
         if self._newest is None or self._newest.sequence < row.sequence:
             self._newest = row
 
-    def has_root(self) -> bool:
-        return self._root() is not None or bool(self.rows.last(1))
+    def began(self) -> bool:
+        return bool(self.rows.last(1))
 
-    def hold_root(self, digest: Digest, path: Path) -> None:
-        known = self._root()
-        if known is None:
-            self._in_transaction(lambda connection: _hold_root(connection, digest))
-        elif known != digest:
-            raise IntegrityError(
-                f"{path} is another root than noise was made from by the coordinator whose releases {self.rows.where} "
-                "has: a sum would have two noises, and neither hides it; copy the file from that coordinator's folder"
-            )
+    def root(self) -> bytes | None:
+        query = select(release_root.c.sealed)
+        sealed = self._in_transaction(lambda connection: connection.execute(query).scalar_one_or_none())
+        return None if sealed is None else self._seal.open(bytes(sealed), f"{self.rows.where}: release_root")
 
-    def _root(self) -> str | None:
-        query = select(release_root.c.digest)
-        return self._in_transaction(lambda connection: connection.execute(query).scalar_one_or_none())
+    def keep_root(self, root: bytes) -> None:
+        def keep(connection: Connection) -> None:
+            if connection.execute(select(release_root.c.id)).first() is None:
+                connection.execute(insert(release_root).values(id=_ROW, sealed=self._seal.seal(root)))
+
+        self._in_transaction(keep)
 
     def _in_transaction(self, work: Callable[[Connection], R]) -> R:
         def one() -> R:
@@ -112,7 +105,3 @@ class ReleaseRows:
 
 def _closed(connection: Connection) -> frozenset[Digest]:
     return frozenset(Digest(plan) for plan in connection.execute(select(closed_plans.c.plan)).scalars())
-
-
-def _hold_root(connection: Connection, digest: Digest) -> None:
-    connection.execute(insert(release_root).values(id=_ROW, digest=digest))

@@ -1,5 +1,5 @@
-"""The audit log, the ledger of releases, the plans that are closed and which root noise is made from: rows, where the
-state is in PostgreSQL. In SQLite the tables stay empty."""
+"""Rows, where the state is in PostgreSQL: the audit log, the ledger of releases, the plans that are closed and the root
+that noise is made from. In SQLite the tables stay empty."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -29,7 +29,7 @@ def upgrade() -> None:
     op.create_table(
         "release_root",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("sealed", sa.LargeBinary, nullable=False),
     )
     if op.get_bind().dialect.name == "postgresql":
         op.execute(sa.text(_REFUSE))
