@@ -549,6 +549,8 @@ def test_a_ledger_that_is_cut_under_a_running_coordinator_releases_nothing_more(
     for _ in range(2):
         with pytest.raises(IntegrityError, match=r"release_ledger has no entry 3, which .* has: rows were deleted"):
             releases.enter(round_key(PLAN, 4), b"sum 4", PRIVATE)
+        with pytest.raises(IntegrityError, match="has no entry 3"):
+            releases.kept.entries()  # what was spent is not told either
     write_private(newest, known)
     assert isinstance(releases.kept, ReleaseRows)
     (first,) = releases.kept.rows.last(1)
