@@ -116,7 +116,7 @@ soak: $(INSTALLED) ## Kill processes and commands at random through a whole plan
 
 .PHONY: crash-postgresql
 crash-postgresql: $(INSTALLED) ## Every kill of tests/crash with the state in PostgreSQL and a second coordinator that stands by
-	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/crash/test_kill_standby.py $(ARGS)
+	@LORICA_EVERY_KILL=1 $(BIN)/python -m pytest -q --timeout 0 tests/crash/test_kill_standby.py tests/end_to_end/test_coordinators_of_their_own.py $(ARGS)
 
 .PHONY: test
 test: $(INSTALLED) ## Run the test suite; ARGS='-k name' narrows it

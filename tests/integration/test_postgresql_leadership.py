@@ -28,6 +28,7 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import Settings
+from lorica_coordinator.vectors.key_place import MARK
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.identifiers import FederationName
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
@@ -56,12 +57,14 @@ class Candidate:
     def __init__(
         self, place: DatabasePlace, *, federation: FederationName = FEDERATION, identity: str = IDENTITY,
         session_s: float = 60.0, beat_s: float = 3600.0, doubt_s: float = 3600.0, keys: Path | None = None,
+        kept_of: int = 0, key_place: Path | None = None,
     ) -> None:  # fmt: skip
         self.database = PostgresqlDatabase(place)
         self.keys = keys
         self.leadership = Leadership(
             place, self.database, federation, identity, session_s=session_s, beat_s=beat_s, doubt_s=doubt_s,
             later_than=lambda: 0 if keys is None else FolderKeyVault(keys, 0).newest_term(),
+            kept_of=lambda: kept_of, key_place=key_place,
         )  # fmt: skip
 
     def take(self) -> bool:
@@ -213,6 +216,26 @@ def test_one_that_starts_slowly_is_proved_alive_meanwhile(place: DatabasePlace, 
     second.leadership.release()
 
 
+def test_one_that_is_overtaken_before_its_term_has_begun_begins_none(
+    place: DatabasePlace, server: PostgresqlServer
+) -> None:
+    first, second = Candidate(place, beat_s=0.02), Candidate(place)
+
+    def overtaken() -> None:
+        SqlRoundStore(first.database, FEDERATION).close()
+        with first.leadership._one_at_a_time:  # or its next beat has the lock again
+            cut_the_session_that_leads(server, place)
+            assert second.take()
+        until_true(first.leadership.ended.done, server)
+
+    with pytest.raises(Overtaken):
+        first.leadership.take(overtaken)
+    second.leadership.hold()
+    assert second.leadership.term == 1
+    second.store().transition(STOPPED, [], at=T0, now=T0)
+    second.leadership.release()
+
+
 def test_a_number_that_two_terms_have_fences_all_the_same(place: DatabasePlace, server: PostgresqlServer) -> None:
     """A server that falls back to a replica which lags knows nothing of the newest term."""
     first, second = Candidate(place), Candidate(place)
@@ -247,6 +270,56 @@ def test_a_term_begins_after_those_that_left_keys_whatever_the_database_says(
     second.leadership.release()
 
 
+def test_a_database_behind_the_bucket_is_refused_however_often_it_is_tried(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    """It was put back: neither starts that fail nor keys of later terms bring it to the term of the files."""
+    keys = tmp_path / "keys"
+    with pytest.raises(StorageError, match=r"knows term 0, and .* has files of term 1"):
+        Candidate(place, kept_of=1).take()
+    first = Candidate(place)
+    assert first.take()
+    first.leadership.release()
+    FolderKeyVault(keys, 9).make()
+    before = everything(server, place)
+    for _ in range(8):
+        with pytest.raises(
+            StorageError, match=r"knows term 1, and \[storage\] blobs has files of term 3: the database"
+        ):
+            Candidate(place, keys=keys, kept_of=3).take()
+    assert everything(server, place) == before, "no term was begun"
+    second = Candidate(place, kept_of=1)
+    assert second.take(), "with files of its own newest term; and no lock was left"
+    assert second.leadership.term == 2
+    second.leadership.release()
+
+
+def test_no_term_is_begun_where_the_folder_of_keys_is_another_one(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    mount, database = tmp_path / "mount", str(place.url.database)
+    mount.mkdir(mode=0o700)
+    first = Candidate(place, key_place=mount)
+    assert first.take()
+    first.leadership.release()
+    mark = (mount / MARK).read_text()
+    assert server.rows("SELECT token FROM leadership WHERE id = 2", database=database) == [(mark.strip(),)]
+    mount.rename(tmp_path / "mounted-elsewhere")
+    mount.mkdir(mode=0o700)
+    before = everything(server, place)
+    for _ in range(3):
+        with pytest.raises(StorageError, match=f"{MARK} is not there, and the database knows the folder"):
+            Candidate(place, key_place=mount).take()
+    assert everything(server, place) == before
+    assert not list(mount.iterdir())
+    mount.rmdir()
+    (tmp_path / "mounted-elsewhere").rename(mount)
+    second = Candidate(place, key_place=mount)
+    assert second.take()
+    assert (second.leadership.term, (mount / MARK).read_text()) == (2, mark)
+    second.leadership.release()
+
+
 def until_true(asked: Callable[[], bool], server: PostgresqlServer) -> None:
     for _ in range(400):
         if asked():
@@ -261,35 +334,14 @@ def test_one_that_stands_by_goes_on_where_its_session_was_lost(place: DatabasePl
     assert first.take()
     assert not second.take()
     ended = server.rows(
-        f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{STANDBY}'"
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        f"WHERE application_name = '{STANDBY}' AND datname = '{place.url.database}'"
     )
     assert ended == [(True,)]
     assert not second.take()
     first.leadership.release()
     assert second.take()
     second.leadership.release()
-
-
-def test_one_in_doubt_ends_where_another_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:
-    """Silos stay with who has their connection: it must not keep them while another one leads."""
-    first, second = Candidate(place, beat_s=0.02, doubt_s=0.0), Candidate(place)
-    alone_here = Candidate(place)
-    assert first.take()
-    assert not second.take()
-    first.leadership.hold()
-    assert first.leadership.standbys == 1
-    assert first.leadership.leads
-
-    def away() -> None:
-        with pytest.raises(StorageError, match=r"could not be told for 0 s, and another one stood by: it ends"):
-            first.leadership.ended.result(60)
-        assert not first.leadership.leads
-
-    server.restart(meanwhile=away)
-    first.leadership.release()
-    second.leadership.release()
-    assert alone_here.take()
-    alone_here.leadership.release()
 
 
 def test_one_in_doubt_goes_on_asking_where_none_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:
@@ -407,6 +459,8 @@ def test_one_that_stands_by_takes_over_from_a_killed_one_alone(
     third = None
     try:
         until(second, "stands by")
+        waiting = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{STANDBY}' AND datname = '{database}'"
+        assert server.rows(waiting) == [], "for the folder, before it asks who leads"
         rotated = coordinator(folder, "ca", "rotate")
         _, said = rotated.communicate(timeout=60)
         assert rotated.returncode == 0, said

@@ -19,7 +19,7 @@ from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import settings_text
 from lorica_security.errors import StorageError
-from tests.integration.test_postgresql_leadership import Candidate, everything
+from tests.integration.test_postgresql_leadership import Candidate, everything, until_true
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import IDLE, STOPPED, T0
 
@@ -36,8 +36,9 @@ class Cut:
 
     def __init__(self, folder: Path, server: PostgresqlServer) -> None:
         self._server = str(server.folder / ".s.PGSQL.5432")
+        self._at = folder / ".s.PGSQL.5432"
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(folder / ".s.PGSQL.5432"))
+        self._listener.bind(str(self._at))
         self._listener.listen()
         self._open: list[socket.socket] = []
         self._whole = threading.Event()
@@ -55,6 +56,10 @@ class Cut:
         self._whole.set()
 
     def close(self) -> None:
+        """Nobody gets through any more."""
+        self._at.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.heal()
 
@@ -95,10 +100,7 @@ def test_one_that_is_cut_off_from_the_database_writes_nothing_when_it_is_back(
     with ThreadPoolExecutor(1) as pool:
         way.cut()
         under_way = pool.submit(lambda: store.transition(IDLE, [], at=T0, now=T0))
-        for _ in range(400):
-            if second.take():
-                break
-            server.rows("SELECT pg_sleep(0.02)")
+        until_true(second.take, server)
         assert second.leadership.term == 2
         second.store().transition(STOPPED, [], at=T0 + 1, now=T0 + 1)
         before = everything(server, place)
@@ -114,6 +116,27 @@ def test_one_that_is_cut_off_from_the_database_writes_nothing_when_it_is_back(
     for one in (first, second):
         one.leadership.release()
     way.close()
+
+
+def test_one_in_doubt_ends_where_another_stood_by(server: PostgresqlServer, tmp_path: Path) -> None:
+    """Silos stay with who has their connection: it must not keep them while another one leads."""
+    server.execute("CREATE DATABASE doubt")
+    way = Cut(tmp_path, server)
+    through = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/doubt?host={tmp_path}", tmp_path)
+    place = DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/doubt?host={server.folder}", tmp_path)
+    first, second = Candidate(through, beat_s=0.02, doubt_s=0.0), Candidate(place)
+    assert first.take()
+    assert not second.take()
+    first.leadership.hold()
+    assert first.leadership.standbys == 1
+    assert first.leadership.leads
+    way.close()
+    with pytest.raises(StorageError, match=r"could not be told for 0 s, and another one stood by: it ends"):
+        first.leadership.ended.result(60)
+    assert not first.leadership.leads
+    until_true(second.take, server)
+    for one in (first, second):
+        one.leadership.release()
 
 
 def asked(port: int, path: str) -> tuple[int, str]:
