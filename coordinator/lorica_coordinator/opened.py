@@ -14,7 +14,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
-from lorica_security.daemon.heartbeat import tell_systemd
+from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
@@ -310,7 +310,8 @@ def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFi
     from lorica_coordinator.edges.kept.opening import kept_in_bucket
 
     def hold() -> None:
-        tell_systemd("WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000")
+        is_alive(coordinator.folder.lock)  # what is brought may take minutes
+        tell_systemd("EXTEND_TIMEOUT_USEC=60000000")
         leadership.hold()
 
     coordinator.make_state_folder()

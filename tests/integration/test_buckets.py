@@ -70,6 +70,37 @@ def test_every_bucket_puts_gets_lists_and_deletes_whole_objects(bucket: Bucket) 
     assert list(bucket.names()) == ["a/000000-x"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3"])
+def test_what_is_sent_in_clear_goes_past_every_proxy(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy of the environment may be on another machine."""
+    proxy = Refusing(lambda _: (200, {"ETag": '"x"'}, b""))
+    with serving(proxy):
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.origin)
+        bucket = S3Server(f"http://{host}:9", write_credentials(tmp_path)).bucket("north", patience_s=0.1)
+        with pytest.raises(StorageError):
+            bucket.put("x", b"of a model")
+    assert proxy.asked == []
+
+
+def test_credentials_that_are_lost_while_it_runs_are_named(
+    moto: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorica_coordinator.edges.kept.bucket._CREDENTIALS_S", 0.0)
+    credentials = write_credentials(tmp_path)
+    bucket = S3Server(moto.endpoint, credentials).bucket("lost")
+    bucket.put("x", b"x")
+    credentials.chmod(0o644)
+    with pytest.raises(StorageError, match="has mode 0644, and others can read the credentials") as caught:
+        bucket.put("x", b"x")
+    assert SECRET not in str(caught.value)
+    credentials.unlink()
+    with pytest.raises(StorageError, match="credentials cannot be read: No such file"):
+        bucket.put("x", b"x")
+
+
 def test_calls_are_counted_with_their_bytes_and_failures(moto: S3Server) -> None:
     metrics = CoordinatorMetrics(CollectorRegistry())
     for bucket in (moto.bucket("counted"), moto.bucket("counted", bucket="nowhere")):
@@ -179,6 +210,9 @@ def test_nothing_in_the_environment_leads_elsewhere(moto: S3Server, monkeypatch:
         "AWS_BUCKET": "elsewhere",
         "AWS_ACCESS_KEY_ID": "another",
         "AWS_SESSION_TOKEN": "another",
+        **{f"{kind}_PROXY": "http://127.0.0.1:9" for kind in ("HTTP", "HTTPS", "ALL")},
+        **{f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "all")},
+        "AWS_PROXY_URL": "http://127.0.0.1:9",
     }.items():
         monkeypatch.setenv(name, value)
     bucket = moto.bucket("environment")

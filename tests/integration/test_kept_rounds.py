@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
 from lorica_coordinator.edges.kept.settled import settle
@@ -187,7 +188,7 @@ async def test_without_the_vault_the_round_goes_on_without_that_update(
         keys = [path.read_bytes() for path in (machines.root / "vault").rglob("*.key")]
         assert [len(key) for key in keys] == [32]
     for name in machines.bucket.names():
-        found = machines.bucket.get(name, BLOCK)
+        found = machines.bucket.get(name, BLOCK + MORE_BYTES)
         assert found is not None
         assert keys[0] not in bytes(found), "a key of an update is in no bucket"
     shutil.rmtree(machines.folder("first"))

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, NONCE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
 from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
@@ -37,6 +38,7 @@ PLAN, MODEL = "ab" * 32, "cd" * 32
 MODEL_PATH = f"models/{PLAN}/{MODEL}.safetensors"
 STATE_PATH = f"models/{PLAN}/{MODEL}.optimizer/m.f32"
 BUNDLE_PATH = f"bundles/{PLAN}.bundle"
+EVIDENCE_PATH = f"models/{PLAN}/evidence/{MODEL}.evidence"
 VERDICTS_PATH = f"models/{PLAN}/evidence/{MODEL}.verdicts"
 SPOOL_PATH = f"spools/{PLAN}/3-1/clinic-c.delta"
 PATHS = (MODEL_PATH, STATE_PATH, BUNDLE_PATH, VERDICTS_PATH)
@@ -213,6 +215,67 @@ HOSTILE = (
 )
 
 
+def test_the_bucket_has_nothing_of_a_file_but_its_size_and_digests(place: Makes) -> None:
+    """Evidence has what silos revealed for a sum: who reads the bucket, or its versions, must not."""
+    first = place(1)
+    first.settle()
+    content = bytes(range(BLOCK)) * 2
+    for path in (MODEL_PATH, EVIDENCE_PATH, SPOOL_PATH):
+        first.keep(path, content)
+    stored = [bytes(found) for name in first.objects if (found := first.bucket.get(name, 1 << 20)) is not None]
+    assert len(stored) == 9
+    pieces = [content[at : at + 12] for at in range(0, BLOCK, 4)]
+    assert not [piece for raw in stored for piece in pieces if piece in raw]
+    blocks = [raw for raw in stored if not raw.startswith(b"{")]
+    assert len({raw[:NONCE_BYTES] for raw in blocks}) == len(blocks) == 6, "each has a nonce of its own"
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=100), name=st.text(max_size=40), data=st.data())
+def test_a_block_opens_under_its_own_name_key_and_bytes_alone(content: bytes, name: str, data: st.DataObject) -> None:
+    def cipher(key: Ed25519PrivateKey, federation: str = "north") -> BlockCipher:
+        return BlockCipher.of(
+            lambda domain, payload: identity_key.sign(key, domain=domain.encode(), payload=payload), federation
+        )
+
+    sealed = bytes(cipher(KEY).seal(name, content))
+    assert cipher(KEY).open(name, sealed, "it") == content, "the key comes again from the same identity"
+    place = data.draw(st.integers(0, len(sealed) - 1))
+    flipped = sealed[:place] + bytes([sealed[place] ^ data.draw(st.integers(1, 255))]) + sealed[place + 1 :]
+    for other, at, raw in (
+        (cipher(KEY), name, flipped),
+        (cipher(KEY), name, sealed[: data.draw(st.integers(0, len(sealed) - 1))]),
+        (cipher(KEY), name + "x", sealed),
+        (cipher(identity_key.new_identity_key()), name, sealed),
+        (cipher(KEY, "south"), name, sealed),
+    ):
+        with pytest.raises(IntegrityError, match=r"^it is not what was kept"):
+            other.open(at, raw, "it")
+
+
+def test_one_that_was_overtaken_puts_no_index_and_deletes_nothing(place: Makes) -> None:
+    """It was stopped while it put a model, and goes on when the next one has retired that: an index of its would name
+    blocks that are gone, and keep everybody from leading."""
+    stale = place(7)
+    stale.settle()
+    stale.keep(BUNDLE_PATH, b"kept in time")
+    before = stale.objects
+
+    def overtaken() -> None:
+        raise Overtaken("another coordinator leads")
+
+    object.__setattr__(stale.kept._leader, "prove", overtaken)
+    with pytest.raises(Overtaken):
+        stale.keep(MODEL_PATH, b"too late")
+    assert not [name for name in stale.objects - before if name.endswith(INDEX)]
+    with pytest.raises(Overtaken):
+        stale.kept.forget(stale.root / BUNDLE_PATH)
+    assert before <= stale.objects
+    after = place(8)
+    after.settle()
+    assert after.files() == {BUNDLE_PATH: b"kept in time"}
+
+
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place: Makes, how: str, block: int) -> None:
@@ -220,7 +283,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place
     first.settle()
     first.keep(MODEL_PATH, b"a" * BLOCK + b"b" * BLOCK + b"c" * 10)
     name = sorted(one for one in first.objects if f"/{block:06}-" in one)[0]
-    content = first.bucket.get(name, BLOCK)
+    content = first.bucket.get(name, BLOCK + MORE_BYTES)
     assert content is not None
     raw = bytes(content)
     if how == "deleted":
@@ -237,7 +300,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(place
     with pytest.raises((IntegrityError, StorageError), match="restore") as caught:
         second.settle()
     assert name in str(caught.value)
-    assert second.files().keys() <= {f"{WORK}/{MODEL}.safetensors"}, "nothing of it is where anybody reads"
+    assert second.files() == {}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -564,6 +627,13 @@ def test_the_leader_proves_that_it_leads_meanwhile_whatever_a_proof_says() -> No
     done = len(beats)
     assert not [thread for thread in threading.enumerate() if thread.name == "leads meanwhile"]
     assert len(beats) == done
+
+
+def test_what_a_kill_left_of_bringing_goes_at_the_next_start(place: Makes) -> None:
+    one = place(1)
+    one.write(f"{WORK}/0123456789abcdef", b"half a model")
+    one.settle()
+    assert one.files() == {}
 
 
 def test_one_that_was_overtaken_meanwhile_does_not_go_on() -> None:

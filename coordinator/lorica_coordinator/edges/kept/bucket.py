@@ -16,7 +16,7 @@ from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.visible_text import visible
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import ClientConfig, S3Store
 
 R = TypeVar("R")
 
@@ -29,6 +29,12 @@ TRIES: Final = 4
 _CREDENTIALS_S: Final = 300.0
 """So long credentials are used before they are read anew."""
 _DELETED_AT_ONCE: Final = 1000
+_PAST_PROXIES: "Final[ClientConfig]" = {
+    "proxy_url": "http://127.0.0.1:9",
+    "proxy_excludes": "127.0.0.0/8,localhost,::1",
+}
+"""For a server on this machine that is spoken to in clear: $HTTP_PROXY would have it all. Who is in no such place is
+sent to a port that discards; over TLS a proxy sees ciphertext."""
 _REMEDIES: Final = (
     ("NoSuchBucket", "there is no such bucket: make it, or correct [storage] blobs"),
     ("RequestTimeTooSkewed", "this host's clock is wrong by minutes: set it, by NTP"),
@@ -185,6 +191,7 @@ def _store(place: BucketPlace, patience_s: float, request_s: float) -> "S3Store"
             "connect_timeout": timedelta(seconds=min(10.0, request_s)),
             "timeout": timedelta(seconds=request_s),
             **({} if root is None else {"root_certificate": root}),
+            **(_PAST_PROXIES if place.in_clear else {}),
         },
         retry_config={
             "max_retries": TRIES,

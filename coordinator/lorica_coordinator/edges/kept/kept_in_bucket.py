@@ -6,6 +6,7 @@ after its blocks and deleted before them, so what an index names is there.
 """
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Final, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket, Called
 from lorica_coordinator.edges.kept.kept_file import (
     BLOCK_BYTES,
@@ -45,6 +47,8 @@ class Leader:
     term: int
     public_key: Ed25519PublicKey
     sign: Callable[[str, bytes], bytes]
+    prove: Callable[[], None] = lambda: None
+    """Raises where another one leads by now: asked before an index is put, and before anything is deleted."""
 
 
 class KeptInBucket:
@@ -55,6 +59,7 @@ class KeptInBucket:
         self._block_bytes = block_bytes
         self._bucket = bucket
         self._leader = leader
+        self._cipher = BlockCipher.of(leader.sign, leader.federation)
         self._objects: dict[str, set[ObjectName]] = {}  # by path
         self._marks: dict[str, FileMark] = {}
         self._unneeded: set[ObjectName] = set()
@@ -144,10 +149,9 @@ class KeptInBucket:
         return brought
 
     def _fetch(self, kept: KeptFile, target: Path) -> FileMark:
-        work = self._root / WORK / target.name
+        work = self._root / WORK / secrets.token_hex(8)
         try:
             work.parent.mkdir(mode=0o700, exist_ok=True)
-            work.unlink(missing_ok=True)
             descriptor = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.ftruncate(descriptor, kept.size)
@@ -162,15 +166,18 @@ class KeptInBucket:
             return mark
         except OSError as error:
             raise StorageError(f"{target} cannot be brought: {error.strerror or error}") from error
+        finally:
+            work.unlink(missing_ok=True)
 
     def _fetch_block(self, kept: KeptFile, number: int, descriptor: int) -> None:
         name = kept.block(number)
-        content = self._bucket.get(name, kept.size_of(number))
-        if content is None:
+        sealed = self._bucket.get(name, kept.size_of(number) + MORE_BYTES)
+        if sealed is None:
             raise IntegrityError(
                 f"{self.name}{name} is missing: restore it from the bucket's versions, or delete what is below "
                 f"{self.name}{kept.index.removesuffix(INDEX)} to go on without that file"
             )
+        content = self._cipher.open(name, sealed, f"{self.name}{name}")
         kept.check(number, content, f"{self.name}{name}")
         files.write_at(descriptor, content, number * kept.block_bytes)
 
@@ -229,6 +236,7 @@ class KeptInBucket:
             block_bytes=self._block_bytes,
             blocks=tuple(digests),
         )
+        leader.prove()
         self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
         named = {kept.index, *(kept.block(number) for number in range(count))}
         with self._lock:
@@ -247,7 +255,7 @@ class KeptInBucket:
         with self._lock:
             is_there = name in self._objects.get(path, ())  # of this term, so an earlier try came so far
         if not is_there:
-            self._put(name, content)
+            self._put(name, self._cipher.seal(str(name), content))
         with self._lock:
             self._objects.setdefault(path, set()).add(name)
         return digest
@@ -294,6 +302,8 @@ class KeptInBucket:
             with self._lock:
                 gone = sorted(self._unneeded, key=lambda one: (one.part != INDEX, one.path))
             assert all(one.term <= self._leader.term for one in gone)
+            if gone:
+                self._leader.prove()
             indices = [one for one in gone if one.part == INDEX]
             for some in (indices, gone[len(indices) :]):
                 if some:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ _log = structlog.get_logger(__name__)
 _FOLDERS: Final = ("bundles", "models", "spools")
 SPOOLS: Final = "spools"
 PROBE: Final = "probe"
+AT_ONCE: Final = 8
+"""Files that are looked at together: most are small, and each costs the server's answer."""
 _DELTA: Final = ".delta"
 
 
@@ -53,8 +55,12 @@ def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
     kept.look()
     try:
         shutil.rmtree(root / WORK, ignore_errors=True)
-        paths = sorted(kept.paths(), key=lambda path: path.startswith(f"{SPOOLS}/") and path.endswith(_DELTA))
-        brought = sum(kept.bring(path) for path in paths if _is_of_use(path, root, has_key))
+        paths = kept.paths()
+        brought = 0
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bring") as readers:
+            for turn in (0, 1):
+                some = [path for path in paths if _turn(path) == turn and _is_of_use(path, root, has_key)]
+                brought += sum(readers.map(kept.bring, some))
         shutil.rmtree(root / WORK, ignore_errors=True)
         in_bucket = set(paths)
         lacking = [path for path in _in_folder(root) if path not in in_bucket and _is_whole(path, root, has_key)]
@@ -83,6 +89,11 @@ def put_later(kept: KeptInBucket, root: Path, lacking: Sequence[str], over: thre
         except (CancelledError, RuntimeError):  # its workers were stopped
             if not over.is_set():
                 raise
+
+
+def _turn(path: str) -> int:
+    """Files that others are whole by, or are opened with, come in the second turn."""
+    return int(path.endswith((".safetensors", _DELTA)))
 
 
 def _is_of_use(path: str, root: Path, has_key: HasKey) -> bool:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from lorica_security.errors import IntegrityError
+from lorica_security.errors import ConfigurationError, IntegrityError
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import sign
 
@@ -29,7 +29,12 @@ class RootSeal:
         self._identity, self._bound = key, federation.encode()
 
     def seal(self, root: bytes) -> bytes:
-        """A fresh nonce of 96 bits, then AES-256-GCM."""
+        """A fresh nonce of 96 bits, then AES-256-GCM. Raises ConfigurationError where it could not be opened again."""
+        if self._signature() != self._signature():
+            raise ConfigurationError(
+                "the coordinator's identity key signs the same bytes in another way each time: what is sealed with it "
+                "cannot be opened again, and no sum is noised; use a token that signs Ed25519 as RFC 8032 has it"
+            )
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._key().encrypt(nonce, root, self._bound)
 
@@ -44,5 +49,7 @@ class RootSeal:
             ) from error
 
     def _key(self) -> AESGCM:
-        secret = sign(self._identity, domain=DOMAIN, payload=self._bound)
-        return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"lorica/v1/" + DOMAIN).derive(secret))
+        return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"lorica/v1/" + DOMAIN).derive(self._signature()))
+
+    def _signature(self) -> bytes:
+        return sign(self._identity, domain=DOMAIN, payload=self._bound)

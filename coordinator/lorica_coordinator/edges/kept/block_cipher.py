@@ -1,0 +1,53 @@
+"""Blocks of kept files are encrypted before they leave: the server, its people and its versions see ciphertext.
+
+Evidence of masked rounds has what silos revealed for a sum, and whoever reads it counts as one that colludes. The key
+is in neither bucket nor database: it follows from a signature of the coordinator's identity key over a statement that
+is signed for nothing else and never told. Ed25519 gives the same signature each time, from a file and from a token.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from typing import Final, Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from lorica_security.errors import IntegrityError
+
+DOMAIN: Final = "kept-block-key"
+NONCE_BYTES: Final = 12
+MORE_BYTES: Final = NONCE_BYTES + 16
+"""By which an object is longer than its block: nonce, tag."""
+
+
+class BlockCipher:
+    """AES-256-GCM with a fresh nonce for each block, bound to the name of its object."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+
+    @classmethod
+    def of(cls, sign: Callable[[str, bytes], bytes], federation: str) -> Self:
+        """`sign`: by domain and statement, with the coordinator's identity key."""
+        secret = hashlib.sha256(sign(DOMAIN, federation.encode())).digest()
+        return cls(HKDF(SHA256(), 32, salt=None, info=b"lorica/v1/kept-block\0" + federation.encode()).derive(secret))
+
+    def seal(self, name: str, content: bytes | memoryview) -> memoryview:
+        """`content` encrypted for the object of this name."""
+        sealed = memoryview(bytearray(len(content) + MORE_BYTES))
+        sealed[:NONCE_BYTES] = nonce = secrets.token_bytes(NONCE_BYTES)
+        self._cipher.encrypt_into(nonce, content, name.encode(), sealed[NONCE_BYTES:])
+        return sealed
+
+    def open(self, name: str, sealed: bytes | memoryview, where: str) -> bytes:
+        """Raises IntegrityError naming `where` for what was not sealed under this name, by this coordinator."""
+        try:
+            return self._cipher.decrypt(bytes(sealed[:NONCE_BYTES]), sealed[NONCE_BYTES:], name.encode())
+        except (InvalidTag, ValueError):
+            raise IntegrityError(
+                f"{where} is not what was kept: it was not encrypted by this coordinator for this place; restore that "
+                "object from the bucket's versions, or delete what is below its path to go on without it"
+            ) from None
