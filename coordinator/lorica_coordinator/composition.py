@@ -301,7 +301,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         serving(coordinator, metrics, offer=offer) as at_work,
-        beating(coordinator.folder.lock),
+        beating(coordinator.folder.lock, coordinator.start),
         kept_ballast(*disks(coordinator)),
         watched_clock(_clock_was_set),
         _metrics_served(coordinator, registry),

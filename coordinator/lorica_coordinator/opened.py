@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
-from lorica_security.daemon.heartbeat import is_alive, tell_systemd
+from lorica_security.daemon.heartbeat import Start
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role
@@ -50,13 +51,15 @@ def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """A coordinator's folder with its settings and keys loaded. `leadership`: of a process that may write a state in
-    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder."""
+    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder; `start`: which goes on until it
+    serves."""
 
     folder: CoordinatorFolder
     settings: Settings
     keys: KeyStore
     leadership: "Leadership | None" = None
     kept: KeptFiles = FOLDER_ALONE
+    start: Start | None = None
 
     @classmethod
     def load(cls, folder: CoordinatorFolder) -> "Coordinator":
@@ -246,39 +249,60 @@ def leading(
     does, `waiting` is called again and again until it does no more; without it Conflict is raised.
 
     Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock. With
-    `to_settle` log and ledger may be of an earlier instant; else raises IntegrityError naming what is.
+    `to_settle` log and ledger may be of an earlier instant; else raises IntegrityError naming what is. From here on
+    the folder's lock file shows that the process is alive, for as long as each step takes no longer than STEP_S.
     """
     from lorica_coordinator.edges.database.open_store import leave_former_keys
 
-    leave_former_keys(coordinator.settings)
-    if not coordinator.settings.storage.database:
-        yield coordinator
-        return
-    from lorica_coordinator.edges.upkeep.taken_up import take_up
+    with Start(coordinator.folder.lock) as start:
+        coordinator = replace(coordinator, start=start)
+        leave_former_keys(coordinator.settings)
+        if not coordinator.settings.storage.database:
+            yield coordinator
+            return
+        from lorica_coordinator.edges.upkeep.taken_up import take_up
 
-    present, leadership = _elected(coordinator, waiting)
-    try:
-        leader = replace(present, leadership=leadership)
-        if not to_settle:
-            take_up(leader.audit(), leader.releases)
-        with _kept(present, leadership) as kept:
-            yield replace(leader, kept=kept)
-    finally:
-        leadership.release()
+        present, leadership = _elected(coordinator, start, waiting)
+        try:
+            leader = replace(present, leadership=leadership, start=start)
+            start.went_on()
+            if not to_settle:
+                take_up(leader.audit(), leader.releases)
+            start.went_on()
+            with _kept(present, leadership, start) as kept:
+                start.went_on()
+                yield replace(leader, kept=kept)
+        finally:
+            leadership.release()
 
 
-def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "tuple[Coordinator, Leadership]":
+def _elected(
+    coordinator: Coordinator, start: Start, waiting: Callable[[], None] | None
+) -> "tuple[Coordinator, Leadership]":
     from lorica_coordinator.edges.database.open_store import leadership_of
+    from lorica_coordinator.edges.kept.opening import newest_kept_term
 
     while True:
         settings, file = coordinator.settings, coordinator.folder.settings
         identity = coordinator.keys.identity_public_key
-        found = leadership_of(settings, file, coordinator.federation, identity.hex())
+        start.rest()  # one that waits shows by itself that it is alive
+        found = leadership_of(
+            settings,
+            file,
+            coordinator.federation,
+            identity.hex(),
+            kept_of=partial(newest_kept_term, settings, file),
+        )
         if found is None:
             raise ConfigurationError(
                 f"{file}: [storage] database was emptied while this coordinator stood by: start it again"
             )
-        leadership, prepare = found
+        leadership, make_tables = found
+
+        def prepare(make_tables: Callable[[], None] = make_tables) -> None:
+            start.went_on()
+            make_tables()
+
         try:
             waited = False
             while not leadership.take(prepare):
@@ -300,7 +324,7 @@ def _elected(coordinator: Coordinator, waiting: Callable[[], None] | None) -> "t
 
 
 @contextmanager
-def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFiles]:
+def _kept(coordinator: Coordinator, leadership: "Leadership", start: Start) -> Iterator[KeptFiles]:
     """Where the leader keeps files beside the folder; before the block, both come to hold the same."""
     if not coordinator.settings.storage.blobs:
         yield FOLDER_ALONE
@@ -309,17 +333,13 @@ def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFi
     from lorica_coordinator.edges.kept.kept_in_bucket import Leader
     from lorica_coordinator.edges.kept.opening import kept_in_bucket
 
-    def hold() -> None:
-        is_alive(coordinator.folder.lock)  # what is brought may take minutes
-        tell_systemd("EXTEND_TIMEOUT_USEC=60000000")
-        leadership.hold()
-
     coordinator.make_state_folder()
     leader = Leader(
         federation=coordinator.federation,
         term=leadership.term,
         public_key=coordinator.keys.identity.public_key(),
         sign=coordinator.keys.sign,
+        prove=leadership.hold,
     )
     keys = replace(coordinator, leadership=leadership).spool_keys
 
@@ -327,7 +347,8 @@ def _kept(coordinator: Coordinator, leadership: "Leadership") -> Iterator[KeptFi
         path = keys.path(update, name)
         return path is not None and path.is_file()
 
-    with kept_in_bucket(coordinator.settings, coordinator.folder.settings, leader, has_key, hold, BEAT_S) as kept:
+    settings, file = coordinator.settings, coordinator.folder.settings
+    with kept_in_bucket(settings, file, leader, has_key, leadership.hold, BEAT_S, start.went_on) as kept:
         yield kept
 
 

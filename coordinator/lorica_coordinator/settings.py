@@ -1,6 +1,7 @@
 """federation.toml: everything that an operator may set. One file; an unknown key is refused, an error names its key."""
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib.resources import files
@@ -158,7 +159,12 @@ class Settings(Section):
         listen = settings.listen.model_copy(
             update={"status_token_file": token and str(base / Path(token).expanduser())}
         )
-        return settings.model_copy(update={"state": str(base / Path(settings.state).expanduser()), "listen": listen})
+        settings = settings.model_copy(
+            update={"state": str(base / Path(settings.state).expanduser()), "listen": listen}
+        )
+        if keys := settings.storage.attempt_keys:
+            _require_apart(Path(keys), settings.state_folder, str(path))
+        return settings
 
     @property
     def state_folder(self) -> Path:
@@ -171,6 +177,35 @@ class Settings(Section):
     @property
     def public_enrolment_port(self) -> int:
         return self.public.enrolment_port or address(self.listen.enrolment).port
+
+
+def _require_apart(keys: Path, state: Path, where: str) -> None:
+    """Raises ConfigurationError where `keys` lies in or above a folder of `state` that keys are destroyed or updates
+    kept in, by whatever links. It may be the folder of keys there."""
+    own = state / "attempt-keys"
+    if _is_within(keys, own) and _is_within(own, keys):
+        return
+    for one in (own, state / "spools"):
+        if _is_within(keys, one) or _is_within(one, keys):
+            raise ConfigurationError(
+                f"{where}: [storage] attempt_keys = {str(keys)!r} is in {one}, or that is in it: keys in use would be "
+                "destroyed with former ones; name a folder apart from the state folder, and move what lies in it "
+                "there while no coordinator runs"
+            )
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Whether `path` is `folder` or below it; also where that goes by links, or by two mounts of one folder."""
+    path = Path(os.path.realpath(path))
+    if path.is_relative_to(os.path.realpath(folder)):
+        return True
+    for one in (path, *path.parents):
+        try:
+            if one.samefile(folder):
+                return True
+        except OSError:
+            continue  # one that is not there
+    return False
 
 
 def settings_text(

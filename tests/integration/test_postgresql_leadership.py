@@ -28,6 +28,7 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import Settings
+from lorica_coordinator.vectors.key_place import MARK
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.identifiers import FederationName
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
@@ -56,12 +57,14 @@ class Candidate:
     def __init__(
         self, place: DatabasePlace, *, federation: FederationName = FEDERATION, identity: str = IDENTITY,
         session_s: float = 60.0, beat_s: float = 3600.0, doubt_s: float = 3600.0, keys: Path | None = None,
+        kept_of: int = 0, key_place: Path | None = None,
     ) -> None:  # fmt: skip
         self.database = PostgresqlDatabase(place)
         self.keys = keys
         self.leadership = Leadership(
             place, self.database, federation, identity, session_s=session_s, beat_s=beat_s, doubt_s=doubt_s,
             later_than=lambda: 0 if keys is None else FolderKeyVault(keys, 0).newest_term(),
+            kept_of=lambda: kept_of, key_place=key_place,
         )  # fmt: skip
 
     def take(self) -> bool:
@@ -264,6 +267,56 @@ def test_a_term_begins_after_those_that_left_keys_whatever_the_database_says(
     assert second.leadership.term == 8
     second.store().transition(STOPPED, [], at=T0, now=T0)
     assert list(keys.glob("*")) == []
+    second.leadership.release()
+
+
+def test_a_database_behind_the_bucket_is_refused_however_often_it_is_tried(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    """It was put back: neither starts that fail nor keys of later terms bring it to the term of the files."""
+    keys = tmp_path / "keys"
+    with pytest.raises(StorageError, match=r"knows term 0, and .* has files of term 1"):
+        Candidate(place, kept_of=1).take()
+    first = Candidate(place)
+    assert first.take()
+    first.leadership.release()
+    FolderKeyVault(keys, 9).make()
+    before = everything(server, place)
+    for _ in range(8):
+        with pytest.raises(
+            StorageError, match=r"knows term 1, and \[storage\] blobs has files of term 3: the database"
+        ):
+            Candidate(place, keys=keys, kept_of=3).take()
+    assert everything(server, place) == before, "no term was begun"
+    second = Candidate(place, kept_of=1)
+    assert second.take(), "with files of its own newest term; and no lock was left"
+    assert second.leadership.term == 2
+    second.leadership.release()
+
+
+def test_no_term_is_begun_where_the_folder_of_keys_is_another_one(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    mount, database = tmp_path / "mount", str(place.url.database)
+    mount.mkdir(mode=0o700)
+    first = Candidate(place, key_place=mount)
+    assert first.take()
+    first.leadership.release()
+    mark = (mount / MARK).read_text()
+    assert server.rows("SELECT token FROM leadership WHERE id = 2", database=database) == [(mark.strip(),)]
+    mount.rename(tmp_path / "mounted-elsewhere")
+    mount.mkdir(mode=0o700)
+    before = everything(server, place)
+    for _ in range(3):
+        with pytest.raises(StorageError, match=f"{MARK} is not there, and the database knows the folder"):
+            Candidate(place, key_place=mount).take()
+    assert everything(server, place) == before
+    assert not list(mount.iterdir())
+    mount.rmdir()
+    (tmp_path / "mounted-elsewhere").rename(mount)
+    second = Candidate(place, key_place=mount)
+    assert second.take()
+    assert (second.leadership.term, (mount / MARK).read_text()) == (2, mark)
     second.leadership.release()
 
 

@@ -6,22 +6,29 @@ A real pg_dump and pg_restore, and the commands as an operator types them.
 
 import json
 import os
+import queue
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 from sqlalchemy.engine.default import DefaultDialect
 
 from lorica_coordinator import cli
+from lorica_coordinator.edges.database import open_store
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.kept import opening
+from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.server.audited import AuditedStore, released
+from lorica_coordinator.edges.upkeep import taken_up
 from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
+from lorica_security.daemon import heartbeat
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from lorica_security.on_disk.log_file import AuditLog, lines
 from lorica_security.on_disk.reading import Reading, read_log
@@ -248,6 +255,74 @@ def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation:
         store.close()
     assert federation.command("settle", "--without-log").code == 0
     assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
+
+
+def test_a_database_put_back_beside_a_bucket_is_refused_before_a_term_is_begun(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket is obstore's own in memory. However often it is tried, with what command."""
+    bucket = Bucket("s3://lorica/north/", "north/", MemoryStore())
+    monkeypatch.setattr(Bucket, "at", lambda place: bucket)
+    text = federation.folder.settings.read_text()
+    blobs = "s3://lorica/north?region=eu-central-1"
+    federation.folder.settings.write_text(text.replace('blobs = ""', f'blobs = "{blobs}"'))
+    federation.enrol(A)
+    term = "SELECT term FROM leadership"
+    assert federation.server.rows(term, database=federation.name) == [(1,)]
+    dump = federation.dump(tmp_path / "dump")
+    for _ in range(2):
+        with leading(Coordinator.load(federation.folder)) as leader:
+            path = leader.settings.state_folder / f"bundles/{'a' * 64}.bundle"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"a bundle of each term")
+            leader.kept.keep(path)
+    assert leader.leadership is not None
+    assert leader.leadership.term == 3
+    federation.put_back(dump)
+    for _ in range(4):
+        with (
+            pytest.raises(
+                StorageError, match=r"knows term 1, and \[storage\] blobs has files of term \d: the database"
+            ),
+            leading(Coordinator.load(federation.folder)),
+        ):
+            pass
+        federation.command("settle", "--without-log").is_refusal(StorageError, "has files of term")
+    assert federation.server.rows(term, database=federation.name) == [(1,)]
+
+
+def test_taking_over_shows_that_it_is_alive(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tables are made, log and ledger are taken up and the bucket is settled; not while another one leads."""
+    bucket = Bucket("s3://lorica/north/", "north/", MemoryStore())
+    monkeypatch.setattr(Bucket, "at", lambda place: bucket)
+    beats: queue.Queue[Path] = queue.Queue()
+    monkeypatch.setattr(heartbeat, "is_alive", beats.put)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.001)
+    text = federation.folder.settings.read_text()
+    blobs = "s3://lorica/north?region=eu-central-1"
+    federation.folder.settings.write_text(text.replace('blobs = ""', f'blobs = "{blobs}"'))
+    steps: list[str] = []
+
+    def alive_in(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(*arguments: Any) -> Any:
+            while not beats.empty():
+                beats.get()
+            assert beats.get(timeout=60) == federation.folder.lock
+            steps.append(name)
+            return step(*arguments)
+
+        return seen
+
+    monkeypatch.setattr(open_store, "_require_no_other_state", alive_in("tables", open_store._require_no_other_state))
+    monkeypatch.setattr(taken_up, "take_up", alive_in("log and ledger", taken_up.take_up))
+    monkeypatch.setattr(opening, "settle", alive_in("bucket", opening.settle))
+    with leading(Coordinator.load(federation.folder)) as leader:
+        assert steps == ["tables", "log and ledger", "bucket"]
+        alive_in("until it serves", lambda: None)()
+        assert leader.start is not None
+        leader.start.end()
+        leader.start._thread.join(60)
+        assert not leader.start._thread.is_alive()
 
 
 def test_settle_is_for_a_database_alone(tmp_path: Path) -> None:

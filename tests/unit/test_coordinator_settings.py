@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from lorica_coordinator.edges.database.sealing.key_vault import FOLDER
+from lorica_coordinator.edges.models.spool import SPOOLS
 from lorica_coordinator.settings import Settings, settings_text
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError
@@ -107,6 +109,60 @@ def test_bad_value_is_refused_with_file_key_and_value(tmp_path: Path, text: str,
 def test_missing_file_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is missing: make it with coordinator init"):
         Settings.read(tmp_path / "federation.toml")
+
+
+def with_keys_at(folder: Path, place: str) -> Settings:
+    database = "postgresql+psycopg://o@/l?host=/run"
+    text = f'federation = "f"\n[storage]\ndatabase = "{database}"\nattempt_keys = "{place}"\n'
+    (folder / "federation.toml").write_text(text)
+    return Settings.read(folder / "federation.toml")
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["there", "not made yet"])
+@pytest.mark.parametrize(
+    ("place", "refused"),
+    [
+        (f"state/{FOLDER}/shared", FOLDER),
+        (f"state/{FOLDER}/deep/er", FOLDER),
+        (f"elsewhere/../state/{FOLDER}/shared", FOLDER),
+        ("to-keys/shared", FOLDER),
+        ("to-state", FOLDER),
+        (f"to-state/{FOLDER}/shared", FOLDER),
+        ("state", FOLDER),
+        ("", FOLDER),
+        ("/", FOLDER),
+        (f"state/{SPOOLS}", SPOOLS),
+        (f"state/{SPOOLS}/plan", SPOOLS),
+        (f"to-state/{SPOOLS}/plan", SPOOLS),
+        (f"state/{FOLDER}", None),
+        ("to-keys", None),
+        (f"state/{FOLDER}-shared", None),
+        ("state/shared", None),
+        ("elsewhere", None),
+        ("stat", None),
+    ],
+)
+def test_keys_that_several_see_lie_in_no_folder_that_is_cleared(
+    tmp_path: Path, place: str, refused: str | None, missing: bool
+) -> None:
+    (tmp_path / "to-state").symlink_to("state")
+    (tmp_path / "to-keys").symlink_to(tmp_path / "to-state" / FOLDER)
+    if not missing:
+        for folder in (FOLDER, SPOOLS):
+            (tmp_path / "state" / folder).mkdir(parents=True)
+    whole = str(tmp_path / place) if place != "/" else place
+    if refused is None:
+        assert with_keys_at(tmp_path, whole).storage.attempt_keys == whole
+    else:
+        said = f"attempt_keys = {whole!r} is in {tmp_path / 'state' / refused}, or that is in it: keys in use would be"
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            with_keys_at(tmp_path, whole)
+
+
+def test_links_that_go_in_circles_are_no_place_below_the_keys(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert with_keys_at(tmp_path, f"{tmp_path}/one/keys").storage.attempt_keys
 
 
 @pytest.mark.parametrize("names", [("Bad", ["localhost"]), ("f", ['a"]\nstate = "/etc'])])

@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, NONCE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
-from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, newest_term
 from lorica_coordinator.edges.kept.settled import Settled, meanwhile, put_later, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.service.ports import Overtaken
@@ -496,6 +496,22 @@ def test_files_of_a_term_that_is_not_over_are_refused(place: Makes) -> None:
             place(term, name=f"late-{term}").settle()
 
 
+@given(
+    terms=st.lists(st.integers(0, 10**10 - 1), max_size=6),
+    others=st.lists(st.text("a1-", min_size=1, max_size=9), max_size=3),
+)
+def test_the_newest_term_is_that_of_the_files_there_whatever_else_lies_there(
+    terms: list[int], others: list[str]
+) -> None:
+    store = MemoryStore()
+    bucket = MemoryBucket("s3://lorica/north/", "north/", store)
+    for term in terms:
+        bucket.put(str(ObjectName(term, MODEL_PATH, INDEX)), b"")
+    for number, other in enumerate(others):
+        store.put(f"north/{10**9}/x{number}/{other}", b"")
+    assert newest_term(bucket) == max(terms, default=0)
+
+
 # --- a folder that is not empty
 
 
@@ -571,7 +587,7 @@ def test_a_record_names_no_key_outside_its_place(tmp_path: Path, name: str) -> N
 
 def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     keys = SpoolKeys(tmp_path / "spools", tmp_path / "mount" / "spools", 8, own=False)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match="mount it"):
         keys.provide(tmp_path / "spools" / PLAN / "3-1")
     assert not (tmp_path / "mount").exists()
 

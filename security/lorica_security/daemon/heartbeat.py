@@ -6,23 +6,73 @@ asks the file's age alone: no command is started, no port and no key is needed.
 """
 
 import asyncio
+import math
 import os
 import socket
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from lorica_security.daemon.beside import beside
 
 BEAT_S: Final = 10.0
 """The health checks of ops/ take a file of a minute for stale (`find -mmin -1`)."""
+STEP_S: Final = 1800.0
+"""How long one step of a start may take: a look through a long log, or a change of a large database's tables."""
+_EXTEND: Final = "EXTEND_TIMEOUT_USEC=60000000"
+
+
+class Start:
+    """Signs of life from a thread while a start has no event loop: every BEAT_S, for as long as it goes on from step to
+    step. One that hangs in a step shows no more of them after `step_s` seconds."""
+
+    def __init__(self, file: Path, *, step_s: float = STEP_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._step_s, self._clock = file, step_s, clock
+        self._since = -math.inf
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="signs of a start", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.went_on()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._thread.join(BEAT_S)  # a touch may hang with its file system
+
+    def went_on(self) -> None:
+        """A step is done, and the next one begins."""
+        self._since = self._clock()
+
+    def rest(self) -> None:
+        """No step is under way, until the next one begins."""
+        self._since = -math.inf
+
+    def end(self) -> None:
+        """Whoever comes next shows that it is alive, or nobody does."""
+        self._over.set()
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            if self._clock() - self._since <= self._step_s:
+                is_alive(self._file)
+                tell_systemd(_EXTEND)
+            self._over.wait(BEAT_S)
 
 
 @asynccontextmanager
-async def beating(file: Path) -> AsyncIterator[None]:
+async def beating(file: Path, start: Start | None = None) -> AsyncIterator[None]:
     """`file`, which is there, is touched every BEAT_S while inside, and a service manager is told: ready, alive,
-    stopping."""
+    stopping. Signs of its `start` end here: they would speak for a loop that hangs."""
+    if start is not None:
+        start.end()
     tell_systemd("READY=1")
     try:
         async with beside(_beat(file)):

@@ -112,10 +112,15 @@ def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tu
 
 
 def leadership_of(
-    settings: Settings, file: Path, federation: FederationName, identity: str = ""
+    settings: Settings,
+    file: Path,
+    federation: FederationName,
+    identity: str = "",
+    *,
+    kept_of: Callable[[], int] = lambda: 0,
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` as for Leadership; a command that begins no term needs none."""
+    decides. `identity` and `kept_of` as for Leadership; a command that begins no term needs neither."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)
@@ -124,8 +129,17 @@ def leadership_of(
         _require_no_other_state(settings, server)
         SqlRoundStore(server, federation).close()
 
-    vault = key_vault(settings)
-    return Leadership(place, server, federation, identity, later_than=vault.newest_term), prepare
+    shared = settings.storage.attempt_keys
+    leadership = Leadership(
+        place,
+        server,
+        federation,
+        identity,
+        later_than=key_vault(settings).newest_term,
+        kept_of=kept_of,
+        key_place=Path(shared) if shared else None,
+    )
+    return leadership, prepare
 
 
 def _require_no_other_state(settings: Settings, server: PostgresqlDatabase) -> None:

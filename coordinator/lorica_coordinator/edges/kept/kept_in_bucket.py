@@ -51,6 +51,12 @@ class Leader:
     """Raises where another one leads by now: asked before an index is put, and before anything is deleted."""
 
 
+def newest_term(bucket: Bucket) -> int:
+    """The latest that has files in `bucket`; 0 where none has. Who can write there chooses it. Raises StorageError."""
+    found = map(ObjectName.parse, bucket.names())
+    return max((one.term for one in found if one is not None), default=0)
+
+
 class KeptInBucket:
     """Implements `KeptFiles` for the state folder `root`. `look` at the bucket first."""
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
-from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, newest_term
 from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, put_later, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
@@ -27,13 +27,27 @@ def bucket_place(settings: Settings, file: Path) -> BucketPlace:
     return BucketPlace.parse(settings.storage.blobs, file)
 
 
+def newest_kept_term(settings: Settings, file: Path) -> int:
+    """The latest term that has files in the bucket; 0 without a bucket. Raises ConfigurationError, StorageError."""
+    if not settings.storage.blobs:
+        return 0
+    return newest_term(Bucket.at(bucket_place(settings, file)))
+
+
 @contextmanager
 def kept_in_bucket(
-    settings: Settings, file: Path, leader: Leader, has_key: HasKey, beat: Callable[[], None], every_s: float
+    settings: Settings,
+    file: Path,
+    leader: Leader,
+    has_key: HasKey,
+    beat: Callable[[], None],
+    every_s: float,
+    went_on: Callable[[], None] = lambda: None,
 ) -> Iterator[KeptInBucket]:
     """Raises ConfigurationError, IntegrityError or StorageError before the block. Until then `beat` is called every
-    `every_s` seconds."""
+    `every_s` seconds, and `went_on` when the bucket has done something."""
     bucket = Bucket.at(bucket_place(settings, file))
+    bucket.called = lambda call, size, seconds, failed: None if failed else went_on()
     root, over = settings.state_folder, threading.Event()
     kept = KeptInBucket(root, bucket, leader)
     later: threading.Thread | None = None

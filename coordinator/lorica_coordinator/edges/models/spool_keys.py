@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lorica_coordinator.vectors.key_place import require_marked
 from lorica_coordinator.vectors.spool_key import SUFFIX, destroy_key, destroy_keys_below
 from lorica_security.host import files
 
@@ -24,8 +25,8 @@ _NAME: Final = re.compile(r"([0-9]{1,15})\.[0-9a-f]{16}")
 @dataclass(frozen=True, slots=True)
 class SpoolKeys:
     """Of the updates in `spools`; `folder` and `term` where they do not lie beside these. The folder that `folder` is
-    in is made where it is missing, unless it is not the coordinator's `own`: a mount that is not there is no place for
-    keys."""
+    in is made where it is missing, unless it is not the coordinator's `own`: then a leader has marked it, and the
+    empty folder of a mount that is not there is no place for keys."""
 
     spools: Path
     folder: Path | None = None
@@ -50,6 +51,8 @@ class SpoolKeys:
         if self.folder is not None:
             if self.own:
                 files.make_private_folder(self.folder.parent)
+            else:
+                require_marked(self.folder.parent)
             self.folder.mkdir(mode=0o700, exist_ok=True)
             (self.folder / folder.relative_to(self.spools)).mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -29,6 +30,7 @@ from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase, session_engine
 from lorica_coordinator.edges.database.round_tables import leadership as table
 from lorica_coordinator.service.ports import Overtaken
+from lorica_coordinator.vectors.key_place import marked
 from lorica_security.errors import Conflict, StorageError
 from lorica_security.identifiers import FederationName
 
@@ -46,6 +48,8 @@ _COUNT: Final = text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = :standby"
 )
 _ROW: Final = 1
+_PLACE: Final = 2
+"""The row whose token is the text that the folder of keys is known by."""
 
 
 class Leadership:
@@ -59,18 +63,21 @@ class Leadership:
         identity: str,
         *,
         later_than: Callable[[], int] = lambda: 0,
+        kept_of: Callable[[], int] = lambda: 0,
+        key_place: Path | None = None,
         session_s: float = SESSION_S,
         beat_s: float = BEAT_S,
         doubt_s: float = DOUBT_S,
     ) -> None:
         """`identity`: the coordinator's public identity key, in hexadecimal; whose state this is. `later_than`: a term
-        that has been, whatever the database says."""
+        that has been, whatever the database says. `kept_of`: the newest term that files in a bucket are of; a database
+        that does not know it is an earlier one. `key_place`: the folder of keys that several coordinators see."""
         self._database = database
         self._sessions: Engine = session_engine(place)
         self._session: Connection | None = None  # which has the lock
         self._candidate: Connection | None = None  # of one that stands by
         self._federation, self._identity = federation, identity
-        self._later_than = later_than
+        self._later_than, self._kept_of, self._key_place = later_than, kept_of, key_place
         self._session_s, self._beat_s, self._doubt_s = session_s, beat_s, doubt_s
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
@@ -87,17 +94,18 @@ class Leadership:
         """Lead from here on; False where somebody else does: it is counted as one that stands by until `release`. With
         the lock held `prepare` makes the tables.
 
-        Raises Conflict for the state of another coordinator, StorageError naming the database.
+        Raises Conflict for the state of another coordinator, StorageError naming the database; also where that is of
+        an earlier instant than the bucket, or the folder of keys is another one. No term is begun then.
         """
         if not self._lock():
             return False
         try:
             self._beat()
             prepare()
-            later_than = self._later_than()
+            kept_of = self._kept_of()
             if self.ended.done():  # what is done above may take long
                 self.ended.result()
-            self._database.in_tries(lambda: self._begin_term(later_than))
+            self._database.in_tries(lambda: self._begin_term(kept_of))
         except BaseException:
             self.release()
             raise
@@ -248,31 +256,48 @@ class Leadership:
             raise
         return session
 
-    def _begin_term(self, later_than: int) -> None:
+    def _begin_term(self, kept_of: int) -> None:
         self.token = secrets.token_hex(16)
-        values = {
-            "federation": self._federation,
-            "identity": self._identity,
-            "holder": _holder(),
-            "token": self.token,
-        }
+        whose = {"federation": self._federation, "identity": self._identity}
+        values = {**whose, "holder": _holder(), "token": self.token}
         try:
             with self._database.engine.begin() as connection:
                 row = connection.execute(select(table).where(table.c.id == _ROW)).one_or_none()
-                if row is None:
-                    self.term = later_than + 1
-                    connection.execute(insert(table).values(id=_ROW, term=self.term, **values))
-                    return
-                if (row.federation, row.identity) != (self._federation, self._identity):
+                if row is not None and (row.federation, row.identity) != (self._federation, self._identity):
                     raise Conflict(
                         f"{self._database.name} holds the state of another coordinator (federation {row.federation}, "
                         f"identity key {row.identity[:16]}...): name another database in [storage] database, or serve "
                         "the folder whose keys these are"
                     )
-                self.term = max(row.term, later_than) + 1
-                connection.execute(update(table).where(table.c.id == _ROW).values(term=self.term, **values))
+                newest = 0 if row is None else row.term
+                self._require_not_behind(newest, kept_of)
+                if self._key_place is not None:
+                    self._know_place(connection, self._key_place, whose)
+                self.term = max(newest, self._later_than()) + 1
+                if row is None:
+                    connection.execute(insert(table).values(id=_ROW, term=self.term, **values))
+                else:
+                    connection.execute(update(table).where(table.c.id == _ROW).values(term=self.term, **values))
         except SQLAlchemyError as error:
             raise self._database.failed(error) from error
+
+    def _require_not_behind(self, newest: int, kept_of: int) -> None:
+        """Before a term is begun: each that is refused would bring the database nearer to what it lacks."""
+        if newest < kept_of:
+            raise StorageError(
+                f"{self._database.name} knows term {newest}, and [storage] blobs has files of term {kept_of}: the "
+                "database was brought back from an earlier instant, or another coordinator has this prefix; bring "
+                "the bucket back of the same instant, or name a new prefix in [storage] blobs where the state folder "
+                "has every file"
+            )
+
+    def _know_place(self, connection: Connection, folder: Path, whose: dict[str, str]) -> None:
+        known = connection.execute(select(table.c.token).where(table.c.id == _PLACE)).scalar()
+        found = marked(folder, known or "")
+        if known is None:
+            connection.execute(
+                insert(table).values(id=_PLACE, term=0, holder="the folder of keys", token=found, **whose)
+            )
 
     def _overtaken(self) -> Overtaken:
         return Overtaken(

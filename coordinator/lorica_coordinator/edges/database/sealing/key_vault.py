@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from lorica_coordinator.edges.database.sealing.attempt_keys import KEY_BYTES, RANDOM_BYTES, AttemptKey
+from lorica_coordinator.vectors.key_place import require_marked
 from lorica_security.errors import ConfigurationError, StorageError
 from lorica_security.host import files
 
@@ -22,8 +23,8 @@ class FolderKeyVault:
     """
 
     def __init__(self, folder: Path, term: int, *, own: bool = True) -> None:
-        """`own`: the folder is made where it is missing. One that several coordinators see has to be there: a mount
-        that is not is no place for keys."""
+        """`own`: the folder is made where it is missing. One that several coordinators see has to be there, with a
+        leader's mark: the empty folder of a mount that is not there is no place for keys."""
         self._folder, self._term, self._own = folder, term, own
 
     def make(self) -> tuple[AttemptKey, bytes]:
@@ -81,11 +82,8 @@ class FolderKeyVault:
         files.make_private_folder(self._folder)
 
     def _require_mounted(self) -> None:
-        if not self._own and not self._folder.is_dir():
-            raise StorageError(
-                f"{self._folder} of [storage] attempt_keys is not there: mount it, or make it (mode 0700), on every "
-                "machine that a coordinator runs on"
-            )
+        if not self._own:
+            require_marked(self._folder)
 
     def _path(self, key: AttemptKey) -> Path:
         return self._folder / f"{key.text}{_SUFFIX}"
