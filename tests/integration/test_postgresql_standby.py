@@ -5,11 +5,13 @@ The cut is a proxy that passes nothing on: neither side hears of it, as when a s
 statement with which it comes to lead, and others do whatever they may meanwhile.
 """
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -20,14 +22,17 @@ from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 from lorica_coordinator.edges.upkeep.upgrade import upgrade_server
+from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import settings_text
-from lorica_security.errors import Conflict, StorageError
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from tests.integration.test_postgresql_leadership import Candidate, cut_the_session_that_leads, everything, until_true
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
-from tests.support.rounds import IDLE, STOPPED, T0
+from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +148,67 @@ def test_one_in_doubt_ends_where_another_stood_by(server: PostgresqlServer, tmp_
     until_true(second.take, server)
     for one in (first, second):
         one.leadership.release()
+
+
+@pytest.fixture
+def pair(server: PostgresqlServer, tmp_path: Path) -> tuple[CoordinatorFolder, CoordinatorFolder]:
+    """Two folders of one coordinator."""
+    name = f"pair{tmp_path.stat().st_ino}"
+    server.execute(f"CREATE DATABASE {name}")
+    url = f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}"
+    first, second = CoordinatorFolder(tmp_path / "first"), CoordinatorFolder(tmp_path / "second")
+    first.root.mkdir()
+    KeyStore.create(first.keys, FEDERATION, datetime.now(UTC))
+    text = settings_text(FEDERATION, ["localhost"]).replace('database = ""', f'database = "{url}"')
+    first.settings.write_text(text)
+    shutil.copytree(first.root, second.root)
+    return first, second
+
+
+def take_over(pair: tuple[CoordinatorFolder, CoordinatorFolder], meanwhile: Callable[[Path], None]) -> Coordinator:
+    """The first of `pair` leads, the second stands by, `meanwhile` does something to its folder, and it leads."""
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(leading(Coordinator.load(pair[0])))
+
+        def waiting() -> None:
+            meanwhile(pair[1].root)
+            first.close()
+
+        return second.enter_context(leading(Coordinator.load(pair[1]), waiting=waiting))
+
+
+def test_one_that_takes_over_begins_with_the_settings_that_its_folder_has_then(
+    pair: tuple[CoordinatorFolder, CoordinatorFolder],
+) -> None:
+    def other_days(folder: Path) -> None:
+        file = folder / "federation.toml"
+        file.write_text(file.read_text().replace("models_days = 30", "models_days = 31"))
+
+    leads = take_over(pair, other_days)
+    assert leads.settings.retention.models_days == 31
+    assert leads.leadership is not None
+    assert leads.leadership.term == 2
+
+
+def test_and_not_at_all_where_they_name_no_database_any_more(
+    pair: tuple[CoordinatorFolder, CoordinatorFolder],
+) -> None:
+    def emptied(folder: Path) -> None:
+        file = folder / "federation.toml"
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join('database = ""' if it.startswith("database =") else it for it in lines))
+
+    with pytest.raises(ConfigurationError, match="database was emptied while this coordinator stood by: start it ag"):
+        take_over(pair, emptied)
+
+
+def test_and_not_as_another_coordinator(pair: tuple[CoordinatorFolder, CoordinatorFolder]) -> None:
+    def others(folder: Path) -> None:
+        shutil.rmtree(folder / "keys")
+        KeyStore.create(folder / "keys", FEDERATION, datetime.now(UTC))
+
+    with pytest.raises(Conflict, match="holds the state of another coordinator"):
+        take_over(pair, others)
 
 
 def asked(port: int, path: str) -> tuple[int, str]:

@@ -217,6 +217,7 @@ class Leadership:
                 self._let_go()
             finally:
                 self._one_at_a_time.release()
+        self._database.engine.dispose()
 
     def _mine(self) -> Select[tuple[int]]:
         return select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term, table.c.token == self.token)
