@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lorica_coordinator.edges.database.open_store import key_vault
 from lorica_coordinator.edges.database.postgresql import newest as module
-from lorica_coordinator.edges.database.postgresql.newest import Newest
+from lorica_coordinator.edges.database.postgresql.newest import SharedNewest
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.models.spool import SPOOLS
@@ -38,32 +38,28 @@ def mount(tmp_path: Path) -> Path:
     return folder
 
 
-def newest_of(mount: Path, name: str = "first") -> Newest:
-    made = Newest(mount.parent / name / "audit" / "newest", mount / "ab" / "audit", mount)
-    made.prepare()
-    return made
+def newest_of(mount: Path) -> SharedNewest:
+    return SharedNewest(mount / "ab" / "audit", mount)
 
 
 def known(mount: Path) -> list[bytes]:
-    """To one whose own folder is empty."""
-    return [content for _, content in newest_of(mount, "another").known()]
+    return [content for _, content in newest_of(mount).known()]
 
 
 # --- the newest rows
 
 
 def test_the_newest_line_is_known_to_whoever_comes_and_earlier_ones_go(mount: Path) -> None:
-    first, second = newest_of(mount), newest_of(mount, "second")
+    first, second = newest_of(mount), newest_of(mount)
     assert known(mount) == []
     first.keep(*line(9))
     second.keep(*line(10))
     assert known(mount) == [b"line 10\n"]
-    assert [content for _, content in first.known()] == [b"line 9\n", b"line 10\n"]
     (path,) = (mount / "ab" / "audit").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     (path.parent / "1-x").write_text("")
     second.forget()
-    assert list(second.known()) == []
+    assert second.known() == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -80,7 +76,7 @@ def test_one_that_goes_on_late_takes_no_later_line_away(
     mount = tmp_path_factory.mktemp("shared") / "mount"
     mount.mkdir(mode=0o700)
     marked(mount, "")
-    stale, leader = newest_of(mount), newest_of(mount, "second")
+    stale, leader = newest_of(mount), newest_of(mount)
     for number in before:
         leader.keep(*line(number))
     steps = [0]
@@ -119,11 +115,11 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(3))
 def test_a_kill_at_any_step_leaves_the_line_before_or_the_new_one(
     mount: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Of: the own file, the shared one, and those of before."""
+    """Of: its file, and those of before."""
     first = newest_of(mount)
     first.keep(*line(3))
     left = [at]
@@ -141,18 +137,18 @@ def test_a_kill_at_any_step_leaves_the_line_before_or_the_new_one(
     monkeypatch.setattr(module, "_delete", step(module._delete))
     with suppress(Killed):
         first.keep(*line(4))
-    assert known(mount)[-1:] == [b"line 3\n" if at < 2 else b"line 4\n"]
+    assert known(mount)[-1:] == [b"line 3\n" if at < 1 else b"line 4\n"]
 
 
 def test_a_folder_that_is_not_mounted_is_named_and_not_made(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
-    there = Newest(tmp_path / "own" / "newest", mount / "ab" / "audit", mount)
-    for use in (there.prepare, lambda: list(there.known()), there.forget):
+    there = SharedNewest(mount / "ab" / "audit", mount)
+    for use in (there.prepare, there.known, there.forget):
         with pytest.raises(StorageError, match="/mount"):
             use()
     assert not mount.exists()
     mount.mkdir(mode=0o750)
-    for use in (there.prepare, lambda: list(there.known())):
+    for use in (there.prepare, there.known):
         with pytest.raises(StorageError, match="mount it"):
             use()  # the empty folder that is there while nothing is mounted
     marked(mount, "")

@@ -55,8 +55,9 @@ def _in_postgresql(found: Found) -> str:
     ):
         _look_into(store, found)
         if found.loaded_keys is not None:
-            log = log_of(settings, file, found.ground.folder.audit, identity=identity)
-            check_newest(log, release_rows(settings, file, found.loaded_keys.identity))
+            key = found.loaded_keys.identity
+            log = log_of(settings, file, found.ground.folder.audit, key=key.public_key())
+            check_newest(log, release_rows(settings, file, key))
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, beside, read_only
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
-from lorica_coordinator.edges.database.postgresql.newest import Newest
+from lorica_coordinator.edges.database.postgresql.newest import SharedNewest
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
@@ -24,7 +24,7 @@ from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import ConfigurationError, StorageError
-from lorica_security.identifiers import FederationName, federation_name
+from lorica_security.identifiers import FederationName, Identity, Role, federation_name
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.on_disk.log_file import LogFiles
 from lorica_security.on_disk.log_place import LogPlace
@@ -63,12 +63,6 @@ def key_folder(settings: Settings, identity: str) -> Path:
     return Path(given) / identity if given else settings.state_folder / FOLDER
 
 
-def shared_folder(settings: Settings, identity: str, name: str) -> tuple[Path, Path] | tuple[None, None]:
-    """A folder in `attempt_keys`, where that is named, and that one: what this federation's coordinators share."""
-    given = settings.storage.attempt_keys
-    return (key_folder(settings, identity) / name, Path(given)) if given else (None, None)
-
-
 def leave_former_keys(settings: Settings) -> None:
     """Destroy keys in the state folder where nothing looks for them there any more: `database` was emptied, or
     `attempt_keys` names another place. The caller holds the folder's lock."""
@@ -96,22 +90,23 @@ def log_of(
     audit: Path,
     leadership: Leadership | None = None,
     *,
-    added_as: str = "",
-    identity: str = "",
+    key: Ed25519PublicKey | None = None,
+    beside_leader: bool = False,
 ) -> LogPlace:
     """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership` only looks, or adds
-    to it beside the leader with `added_as`, the coordinator's public identity key in hexadecimal. `identity`: the same,
-    of who looks; "": it is not known, and nothing outside the rows is looked at.
+    to it `beside_leader`. `key` is the coordinator's identity key, without which lines are read alone.
 
     Raises ConfigurationError.
     """
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return LogFiles(audit)
-    if added_as:
-        fence = beside(federation_name(settings.federation), added_as)
-    newest = _newest(settings, audit / NEWEST, leadership.identity if leadership else added_as or identity, AUDIT)
-    return LogRows(ChainedRows(server, audit_log, fence, newest), audit)
+    federation, identity = federation_name(settings.federation), public_key_bytes(key).hex() if key else ""
+    if beside_leader and identity:
+        fence = beside(federation, identity)
+    writer = Identity(federation, Role.COORDINATOR).uri
+    rows = ChainedRows(server, audit_log, fence, audit / NEWEST, _shared_newest(settings, identity, AUDIT))
+    return LogRows(rows, audit, writer=writer, key=key)
 
 
 def release_rows(
@@ -123,12 +118,14 @@ def release_rows(
     if server is None:
         return None
     own, identity = settings.state_folder / "privacy" / NEWEST, public_key_bytes(key.public_key()).hex()
-    rows = ChainedRows(server, release_ledger, fence, _newest(settings, own, identity, PRIVACY))
+    rows = ChainedRows(server, release_ledger, fence, own, _shared_newest(settings, identity, PRIVACY))
     return ReleaseRows(rows, RootSeal(key, federation_name(settings.federation)))
 
 
-def _newest(settings: Settings, own: Path, identity: str, name: str) -> Newest:
-    return Newest(own, *shared_folder(settings, identity, name)) if identity else Newest(own)
+def _shared_newest(settings: Settings, identity: str, name: str) -> SharedNewest | None:
+    """In `attempt_keys`; None where that is not named, or whose it is is not known."""
+    given = settings.storage.attempt_keys
+    return SharedNewest(key_folder(settings, identity) / name, Path(given)) if given and identity else None
 
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
@@ -141,12 +138,12 @@ def leadership_of(
     settings: Settings,
     file: Path,
     federation: FederationName,
-    identity: str = "",
+    identity: str,
     *,
     kept_of: Callable[[], int] = lambda: 0,
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` and `kept_of` as for Leadership; a command that begins no term needs neither."""
+    decides. `identity` and `kept_of` as for Leadership."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)
