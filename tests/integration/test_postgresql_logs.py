@@ -49,7 +49,7 @@ from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import LOCAL, Entry, Event, entry_from_line
 from lorica_security.audit.signed_head import SignedHead
 from lorica_security.audit.verification import SEAL_EVERY, SEAL_WITHIN_S, Known
-from lorica_security.errors import IntegrityError, StateError, StorageError
+from lorica_security.errors import ConfigurationError, IntegrityError, StateError, StorageError
 from lorica_security.host.files import write_private
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import new_identity_key
@@ -754,6 +754,11 @@ def test_nothing_is_sealed_or_released_whose_newest_cannot_be_kept(sharing: tupl
     first.lead()
     log = first.place.log()
     log.append(Event.STARTED)
+    mount = first.place.folder.parent / "mount"
+    mount.chmod(0o750)
+    with pytest.raises(ConfigurationError, match="mount has mode 0750"):
+        log.append(Event.STOPPED)
+    mount.chmod(0o700)
     shutil.rmtree(first.place.folder.parent / "mount")
     with pytest.raises(StorageError, match="/mount"):
         log.append(Event.STOPPED)
