@@ -110,5 +110,5 @@ def test_a_start_shows_that_it_is_alive_for_as_long_as_it_goes_on(lock: Path, mo
 async def test_signs_of_a_start_end_where_those_of_its_loop_begin(lock: Path) -> None:
     with heartbeat.Start(lock) as start:
         async with heartbeat.beating(lock, start):
-            await asyncio.to_thread(start._thread.join, 60)
+            await asyncio.to_thread(start._thread.join, 5)
             assert not start._thread.is_alive()
