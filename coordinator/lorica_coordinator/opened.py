@@ -143,7 +143,8 @@ class Coordinator:
         from lorica_coordinator.edges.database.open_store import log_of
         from lorica_security.on_disk.log_file import AuditLog
 
-        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership)
+        key = self.keys.identity.public_key()
+        place = log_of(self.settings, self.folder.settings, self.folder.audit, self.leadership, key=key)
         writer = Identity(self.federation, Role.COORDINATOR).uri
         return AuditLog(place, writer=writer, key=self.keys.identity, clock=clock)
 

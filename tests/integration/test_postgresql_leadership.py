@@ -152,7 +152,7 @@ def test_a_transaction_under_way_ends_before_the_next_term_begins(
     with store._transaction() as connection:
         connection.execute(text("SELECT 1"))
         waits = Leadership(place, second.database, FEDERATION, IDENTITY)
-        assert waits.take_alone()
+        assert waits._lock()
         with second.database.engine.connect() as other:
             other.execute(text("SET LOCAL lock_timeout = 50"))
             with pytest.raises(OperationalError, match="lock timeout"):
@@ -188,13 +188,15 @@ def test_a_lock_that_is_free_again_is_not_for_who_was_overtaken(place: DatabaseP
 
 def test_a_leader_that_asks_for_nothing_loses_its_session(place: DatabasePlace, server: PostgresqlServer) -> None:
     """As a process that is stopped: its host answers the server's probes, and it never proves that it lives."""
-    first, second = Candidate(place, session_s=0.2), Candidate(place)
+    first, second = Candidate(place, session_s=1.0), Candidate(place)
+    assert second.take(), "which makes the tables: the other one asks for nothing while it begins, either"
+    second.leadership.release()
     assert first.take()
     for _ in range(200):
         if second.take():
             break
         server.rows("SELECT pg_sleep(0.05)")
-    assert second.leadership.term == 2
+    assert second.leadership.term == 3
     with pytest.raises(Overtaken):
         first.leadership.hold()
     second.leadership.release()
@@ -329,6 +331,26 @@ def until_true(asked: Callable[[], bool], server: PostgresqlServer) -> None:
     raise AssertionError("it did not come to that")
 
 
+def test_one_in_doubt_ends_though_none_stood_by_when_it_last_looked(
+    place: DatabasePlace, server: PostgresqlServer
+) -> None:
+    """Silos stay with who has their connection: it must not keep them while one leads that has come since."""
+    first, second = Candidate(place, beat_s=0.02, doubt_s=0.0), Candidate(place)
+    assert first.take()
+    assert first.leadership.standbys == 0
+    assert first.leadership.leads
+
+    def away() -> None:
+        with pytest.raises(StorageError, match=r"could not be told for 0 s: it ends, so that silos go to whoever"):
+            first.leadership.ended.result(60)
+        assert not first.leadership.leads
+
+    server.restart(meanwhile=away)
+    first.leadership.release()
+    assert second.take()
+    second.leadership.release()
+
+
 def test_one_that_stands_by_goes_on_where_its_session_was_lost(place: DatabasePlace, server: PostgresqlServer) -> None:
     first, second = Candidate(place), Candidate(place)
     assert first.take()
@@ -344,8 +366,8 @@ def test_one_that_stands_by_goes_on_where_its_session_was_lost(place: DatabasePl
     second.leadership.release()
 
 
-def test_one_in_doubt_goes_on_asking_where_none_stood_by(place: DatabasePlace, server: PostgresqlServer) -> None:
-    first = Candidate(place, beat_s=0.02, doubt_s=0.0)
+def test_one_in_doubt_goes_on_asking_for_a_while(place: DatabasePlace, server: PostgresqlServer) -> None:
+    first = Candidate(place, beat_s=0.02, doubt_s=3600.0)
     assert first.take()
     server.restart(meanwhile=lambda: until_true(lambda: not first.leadership.leads, server))
     until_true(lambda: first.leadership.leads, server)
@@ -382,9 +404,9 @@ def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:
             looking.transition(IDLE, [], at=T0, now=T0)
     with (
         pytest.raises(Conflict, match="a coordinator leads on this database: stop it"),
-        alone(Candidate(place).leadership),
+        Candidate(place).database.engine.begin() as connection,
     ):
-        pass
+        alone(connection)
     first.leadership.release()
 
 

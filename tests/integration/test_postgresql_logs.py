@@ -21,14 +21,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from lorica.demo.ports import free_ports
 from lorica_coordinator import cli
-from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows
+from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
 from lorica_coordinator.edges.database.postgresql.leadership import Leadership, read_only
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
-from lorica_coordinator.edges.database.round_tables import ADDED_TO, audit_log, release_ledger, release_root
+from lorica_coordinator.edges.database.round_tables import (
+    ADDED_TO,
+    audit_log,
+    closed_plans,
+    release_ledger,
+    release_root,
+)
 from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_coordinator.edges.server.audited import released
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
@@ -38,15 +44,17 @@ from lorica_coordinator.edges.upkeep.taken_up import take_up
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.chain import Head
-from lorica_security.audit.entry import Event, entry_from_line
+from lorica_security.audit.entry import LOCAL, Entry, Event, entry_from_line
+from lorica_security.audit.signed_head import SignedHead
 from lorica_security.audit.verification import SEAL_EVERY, SEAL_WITHIN_S, Known
 from lorica_security.errors import IntegrityError, StateError, StorageError
+from lorica_security.host.files import write_private
 from lorica_security.identifiers import FederationName
 from lorica_security.identity.identity_key import new_identity_key
 from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import Reading, read_log
-from lorica_security.privacy.ledger import check_head, head_of, next_entry
+from lorica_security.privacy.ledger import check_head, head_of, next_entry, read_ledger
 from silo_wire.canonical import Digest, digest_of
 from silo_wire.plans.privacy import PrivacySection
 from tests.integration.test_postgresql_leadership import coordinator, until
@@ -62,6 +70,7 @@ PLAN, OTHER_PLAN = Digest("a" * 64), Digest("b" * 64)
 PRIVATE = PrivacySection(
     level="silo", noise_multiplier=4.0, target_epsilon=8.0, dp_delta=1e-5, nominal_silos=10, max_noise_to_signal=1e6
 )
+((_, RELEASE),) = PRIVATE.releases_of_round(weighted=False)
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -118,7 +127,7 @@ class Place:
         if self.database is None:
             return LogFiles(self.folder / "audit")
         rows = ChainedRows(self.database, audit_log, fence or self.fence, self.folder / "audit" / "newest")
-        return LogRows(rows, self.folder / "audit")
+        return LogRows(rows, self.folder / "audit", writer=WRITER, key=KEY.public_key())
 
     def log(self) -> AuditLog:
         """Of another process."""
@@ -163,8 +172,9 @@ def test_what_was_entered_is_sealed_verifies_and_goes_on(place: Place) -> None:
     log.append(Event.STOPPED)
     reading = place.read()
     assert [entry.event for entry in reading.entries][:2] == [Event.STARTED, Event.SEALED]
-    assert sum(entry.event is Event.SEALED for entry in reading.entries) == 2
-    assert reading.walk.digest_of(1) == head.digest
+    seals = 2 if place.database is None else SEAL_EVERY + 2  # in rows each transaction has one
+    assert sum(entry.event is Event.SEALED for entry in reading.entries) == seals
+    assert reading.walk.digest_of(head.sequence) == head.digest
     assert log.signed_head().head == place.log().head() == reading.walk.position.head
     place.clock.now -= 100_000
     place.log().append(Event.STARTED)
@@ -172,19 +182,20 @@ def test_what_was_entered_is_sealed_verifies_and_goes_on(place: Place) -> None:
 
 
 def test_both_have_the_same_bytes(empty: PostgresqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files are as small as transactions."""
     monkeypatch.setattr(secrets, "token_hex", lambda count: "5a" * count)
     said = []
     for where in (None, empty):
         place = Place(tmp_path, where)
-        log = place.log()
-        for number in range(2 * SEAL_EVERY):
+        log = place.log() if where else place.log().in_place(LogFiles(tmp_path / "audit", segment_bytes=1))
+        for number in range(SEAL_EVERY):
             log.append(Event.REFUSED, who=f"10.0.0.{number}", detail="\U0001f600%")
         log.seal()
         said.append([line.content for line in place.log_place().lines()])
         if where is None:
             (tmp_path / "audit").rename(tmp_path / "before")
     assert said[0] == said[1]
-    assert len(said[0]) > 2 * SEAL_EVERY
+    assert len(said[0]) == 2 * SEAL_EVERY
 
 
 def test_one_that_goes_on_elsewhere_is_followed_by_one_that_was_there(place: Place) -> None:
@@ -194,8 +205,8 @@ def test_one_that_goes_on_elsewhere_is_followed_by_one_that_was_there(place: Pla
         (one if turn % 2 else other).append(Event.REFUSED, round=turn)
     other.seal()
     one.append(Event.STOPPED)
-    assert [entry.details.get("round") for entry in place.read().entries[:6]] == list(range(6))
-    assert len(place.read().entries) == 8
+    entries = [entry for entry in place.read().entries if entry.event is not Event.SEALED]
+    assert [entry.details.get("round") for entry in entries] == [*range(6), None]
 
 
 def test_entries_that_say_something_are_found_newest_first(place: Place) -> None:
@@ -214,6 +225,9 @@ def test_an_empty_one_is_named(place: Place) -> None:
 
 
 # --- what is done to rows
+
+
+LAST = 22
 
 
 def tampered(database: PostgresqlDatabase, done: str, at: int, by: int) -> None:
@@ -235,7 +249,7 @@ def tampered(database: PostgresqlDatabase, done: str, at: int, by: int) -> None:
             )
         ],
         "repeated": [
-            text(f"INSERT INTO audit_log SELECT 13, repeat('f', 64), line FROM audit_log WHERE sequence = {at}")
+            text(f"INSERT INTO audit_log SELECT {LAST + 1}, repeat('f', 64), line FROM audit_log WHERE sequence = {at}")
         ],
     }
     by_its_owner(database, *statements[done])
@@ -248,9 +262,9 @@ TAMPERED = st.sampled_from(
 
 
 @FEW
-@given(done=TAMPERED, at=st.integers(1, 11), by=st.integers(0, 150))
-@example(done="cut", at=12, by=0)
-@example(done="number", at=12, by=0)
+@given(done=TAMPERED, at=st.integers(1, LAST), by=st.integers(0, 150))
+@example(done="cut", at=LAST, by=0)
+@example(done="number", at=LAST, by=0)
 def test_whatever_is_done_to_the_rows_is_found(
     database: PostgresqlDatabase, tmp_path: Path, done: str, at: int, by: int
 ) -> None:
@@ -261,15 +275,15 @@ def test_whatever_is_done_to_the_rows_is_found(
     log = place.log()
     for number in range(10):
         log.append(Event.REFUSED, who=f"10.0.0.{number}")
-    log.seal()
     head = log.append(Event.STOPPED)
+    assert head.sequence == LAST
     before = [line.content for line in place.log_place().lines()]
     tampered(database, done, at, by)
     if [_row_text(row) for row in _rows(database)] == [_row_text(row) for row in _expected(before)]:
         return  # a letter in place of itself
     with pytest.raises(StateError if (done, at) == ("cut", 1) else IntegrityError):
         place.read().walk.check_known([Known(head=head, by="a silo")], "the log")
-    if done in ("deleted", "cut", "beginning cut", "emptied", "number", "predecessor", "not text") and at == 11:
+    if done in ("deleted", "cut", "beginning cut", "emptied", "number", "predecessor", "not text") and at == LAST:
         with pytest.raises(IntegrityError, match=r"newest|edited|no entry"):
             take_up(place.log(), place.releases())
 
@@ -304,27 +318,101 @@ def test_a_database_that_was_put_back_under_a_running_coordinator_is_not_gone_on
     for _ in range(3):
         log.append(Event.REFUSED)
     by_its_owner(rows.database, delete(audit_log).where(audit_log.c.sequence > 1))
-    with pytest.raises(IntegrityError, match="has not the entry 3 that this process knows"):
+    with pytest.raises(IntegrityError, match="has not the entry 6 that this process knows"):
         log.append(Event.STOPPED)
     assert len(rows.read().entries) == 1
 
 
 def test_an_older_dump_is_told_from_what_the_folder_knows(rows: Place) -> None:
-    """Of the log since its last seal nothing is known here: silos' receipts tell."""
     assert rows.database is not None
     log = rows.log()
     log.append(Event.STARTED)
-    log.seal()
-    log.append(Event.REFUSED)
     rows.releases(log).enter(round_key(PLAN), b"sum 1", PRIVATE)
-    by_its_owner(rows.database, delete(audit_log).where(audit_log.c.sequence > 2), delete(release_ledger))
+    by_its_owner(rows.database, delete(release_ledger))
     with pytest.raises(IntegrityError, match=r"release_ledger has no entry 1, which .*/privacy/newest has"):
         take_up(rows.log(), rows.releases())
     (rows.folder / "privacy" / "newest").unlink()
     take_up(rows.log(), rows.releases())
-    by_its_owner(rows.database, delete(audit_log).where(audit_log.c.sequence > 1))
-    with pytest.raises(IntegrityError, match=r"audit_log has no entry 2, which .*/audit/newest has: rows were deleted"):
+    by_its_owner(rows.database, delete(audit_log).where(audit_log.c.sequence > 2))
+    with pytest.raises(IntegrityError, match=r"audit_log has no entry 4, which .*/audit/newest has: rows were deleted"):
         take_up(rows.log(), rows.releases())
+
+
+def test_a_command_adds_nothing_to_an_older_database_and_the_folder_keeps_what_it_knows(rows: Place) -> None:
+    """It is another process than the leader, and knows nothing itself."""
+    assert rows.database is not None
+    for _ in range(3):
+        rows.log().append(Event.REFUSED)
+    place, newest = rows.log_place(), rows.folder / "audit" / "newest"
+    assert isinstance(place, LogRows)
+    lines, known = place.rows.last(6), newest.read_bytes()
+    by_its_owner(rows.database, delete(audit_log).where(audit_log.c.sequence > 4))
+    with pytest.raises(IntegrityError, match=r"audit_log has no entry 6, which .*/audit/newest has"):
+        rows.log().append(Event.OPERATOR_COMMAND, command="ca export")
+    forked = rows.log().in_place(rows.log_place())
+    with pytest.raises(IntegrityError, match="has no entry 6"):
+        place.rows.append(lines[4:], newest=lines[5])
+    with pytest.raises(IntegrityError, match="has no entry 6"):
+        forked.head()
+    place.rows.remember(lines[3])
+    assert newest.read_bytes() == known
+    assert len(_rows(rows.database)) == 4
+
+
+def put_in(place: Place, done: str) -> list[bytes]:
+    """Lines that whoever can INSERT makes of all that is public: the log, its seals, and heads that silos were given."""
+    log = place.log()
+    head = log.head()
+    clock = int(place.clock.now)
+
+    def entry(after: Head, event: Event, who: str = LOCAL, **details: Any) -> Entry:
+        return Entry(
+            sequence=after.sequence + 1, previous=after.digest, at=clock, event=event, who=who, details=details,
+            salt="5a" * 16,
+        )  # fmt: skip
+
+    forged = entry(head, Event.OPERATOR_COMMAND, command="Revoke", asked_name="a", asked_role="silo")
+    signatures = {
+        "a seal of another key": SignedHead.sign(new_identity_key(), writer=WRITER, head=forged.head),
+        "a seal of another entry": log.signed_head(),
+        "a seal of another log": SignedHead.sign(KEY, writer=f"spiffe://{FEDERATION}/silo/a", head=forged.head),
+    }
+    if done == "an entry":
+        return [forged.line()]
+    if done == "entries without end":
+        many = [forged]
+        for _ in range(2 * SEAL_EVERY):
+            many.append(entry(many[-1].head, Event.REFUSED))
+        return [one.line() for one in many]
+    if done == "a head that a silo was given":
+        signed = log.signed_head()
+        return [entry(head, Event.SEALED, WRITER, signature=signed.signature.hex()).line()]
+    seal = entry(forged.head, Event.SEALED, WRITER, signature=signatures[done].signature.hex())
+    return [forged.line(), seal.line()]
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    "done",
+    ["an entry", "entries without end", "a seal of another key", "a seal of another entry", "a seal of another log",
+     "a head that a silo was given"],
+)  # fmt: skip
+def test_what_somebody_without_the_key_puts_in_is_not_gone_on_from(rows: Place, done: str, running: bool) -> None:
+    assert rows.database is not None
+    log = rows.log()
+    log.append(Event.STARTED)
+    log.append(Event.REFUSED)
+    lines = put_in(rows, done)
+    with rows.database.engine.begin() as connection:  # no right but to add
+        for row in (ChainedRow.of(line, "") for line in lines):
+            line = row.content.decode().rstrip()
+            connection.execute(audit_log.insert().values(sequence=row.sequence, previous=row.previous, line=line))
+    writer = log if running else rows.log()
+    with pytest.raises(IntegrityError, match=r"put in|is no seal of"):
+        writer.append(Event.STOPPED)
+    with pytest.raises(IntegrityError, match=r"put in|is no seal of"):
+        take_up(rows.log(), rows.releases())
+    assert len(_rows(rows.database)) == 4 + len(lines), "nothing was signed behind it"
 
 
 # --- the ledger, in both
@@ -417,9 +505,13 @@ def test_whatever_is_done_to_the_ledgers_rows_is_found_before_another_sum(
     }
     elsewhere = Place(tmp_path / "elsewhere", database)
     take_up(elsewhere.log(), elsewhere.releases())
+    (elsewhere.folder / "privacy" / "newest").unlink()
     by_its_owner(database, statements[done])
     with pytest.raises(IntegrityError):
         take_up(elsewhere.log(), elsewhere.releases())
+
+
+OTHER_SUM = {"ledger_digest": "c" * 64, "ledger_subject": "d" * 64}
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -428,7 +520,7 @@ def test_a_kill_between_log_and_ledger_is_told_from_an_entry_that_is_gone(rows: 
     rows.releases().noise_key(b"")
     rows.releases(log).enter(round_key(PLAN), b"sum 1", PRIVATE)
     told = next(iter(rows.read().of(Event.SUM_RELEASED)))
-    log.append(Event.SUM_RELEASED, **{**told.details, "ledger_entry": 2, "round": 2, "ledger_digest": "c" * 64})
+    log.append(Event.SUM_RELEASED, **{**told.details, "ledger_entry": 2, "round": 2, **OTHER_SUM})
     if closes:
         log.append(Event.ROUND_CLOSED, plan=PLAN, round=2, attempt=1, outcome="applied")
         with pytest.raises(
@@ -439,6 +531,83 @@ def test_a_kill_between_log_and_ledger_is_told_from_an_entry_that_is_gone(rows: 
     take_up(rows.log(), rows.releases())
     if not closes:
         assert rows.releases(rows.log()).enter(round_key(PLAN, 2), b"sum 2", PRIVATE)
+        take_up(rows.log(), rows.releases())
+
+
+@pytest.mark.parametrize("knows", ["process", "folder"])
+def test_a_ledger_that_is_cut_under_a_running_coordinator_releases_nothing_more(rows: Place, knows: str) -> None:
+    assert rows.database is not None
+    releases, newest = rows.releases(), rows.folder / "privacy" / "newest"
+    for number in (1, 2, 3):
+        releases.enter(round_key(PLAN, number), b"sum %d" % number, PRIVATE)
+    known = newest.read_bytes()
+    by_its_owner(rows.database, delete(release_ledger).where(release_ledger.c.sequence > 1))
+    if knows == "process":
+        newest.unlink()
+    else:
+        releases = rows.releases()
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"release_ledger has no entry 3, which .* has: rows were deleted"):
+            releases.enter(round_key(PLAN, 4), b"sum 4", PRIVATE)
+        with pytest.raises(IntegrityError, match="has no entry 3"):
+            releases.kept.entries()  # what was spent is not told either
+    write_private(newest, known)
+    assert isinstance(releases.kept, ReleaseRows)
+    (first,) = releases.kept.rows.last(1)
+    forked = next_entry(read_ledger(first.content, "")[0], round_key(PLAN, 4), "delta", RELEASE, at=1)
+    with pytest.raises(IntegrityError, match="has no entry 3"):
+        releases.kept.append([forked])
+    assert newest.read_bytes() == known
+    assert len(releases.kept.rows.last(9)) == 1
+
+
+def test_every_sum_whose_round_was_closed_is_held_to_the_ledger(rows: Place) -> None:
+    """Also one whose number another sum was given since, by a coordinator whose folder did not know."""
+    assert rows.database is not None
+    log = rows.log()
+    rows.releases().noise_key(b"")
+    for number in (1, 2, 3):
+        if number == 3:
+            by_its_owner(rows.database, delete(release_ledger).where(release_ledger.c.sequence == 2))
+            (rows.folder / "privacy" / "newest").unlink()
+        rows.releases(log).enter(round_key(PLAN, number), b"sum %d" % number, PRIVATE)
+        log.append(Event.ROUND_CLOSED, plan=PLAN, round=number, attempt=1, outcome="applied")
+    assert [entry.round for entry in rows.kept().entries()] == [1, 3]
+    with pytest.raises(IntegrityError, match=r"has not the entry 2 that the audit log tells of .* round 2\)"):
+        take_up(rows.log(), rows.releases())
+
+
+@pytest.mark.parametrize("subject", ["the same sum", "another sum"])
+def test_an_entry_that_landed_late_is_found_by_its_subject(rows: Place, subject: str) -> None:
+    """The answer to its COMMIT was lost, and it was told of anew; another sum of the same attempt is not it."""
+    log = rows.log()
+    rows.releases().noise_key(b"")
+    of = {"subject": digest_of(b"the same sum")}
+    landed = next_entry((), round_key(PLAN), "delta", RELEASE, at=1, **of)
+    anew = next_entry((), round_key(PLAN), "delta", RELEASE, at=2, subject=digest_of(subject.encode()))
+    for entry in (landed, anew):
+        released(log)(entry)
+    rows.kept().append([landed])
+    log.append(Event.ROUND_CLOSED, plan=PLAN, round=1, attempt=1, outcome="applied")
+    if subject == "the same sum":
+        take_up(rows.log(), rows.releases())
+    else:
+        with pytest.raises(IntegrityError, match="epsilon that was spent would be forgotten"):
+            take_up(rows.log(), rows.releases())
+
+
+def test_a_plan_that_was_closed_does_not_open_again(rows: Place) -> None:
+    assert rows.database is not None
+    rows.releases().close([PLAN])
+    for _ in range(2):
+        take_up(rows.log(), rows.releases())
+    assert [entry.text("plan") for entry in rows.read().of(Event.PLAN_CLOSED)] == [PLAN]
+    running = rows.releases()
+    assert running.closed() == {PLAN}
+    by_its_owner(rows.database, delete(closed_plans))
+    with pytest.raises(IntegrityError, match=r"has not the plan a{16} any more"):
+        running.enter(round_key(PLAN), b"sum 1", PRIVATE)
+    with pytest.raises(IntegrityError, match=r"plan a{16} is not closed any more, though the audit log tells"):
         take_up(rows.log(), rows.releases())
 
 
@@ -487,8 +656,8 @@ def test_a_second_coordinator_with_a_folder_of_its_own_goes_on(pair: tuple[Candi
     assert releases.noise_key(b"sum 1") == noise
     releases.enter(round_key(PLAN), b"sum 1", PRIVATE)
     assert len(releases.kept.entries()) == 1, "the first one's release is known"
-    assert [entry.event for entry in second.place.read().entries] == [
-        Event.STARTED, Event.SUM_RELEASED, Event.STARTED, Event.SEALED,
+    assert [entry.event for entry in second.place.read().entries if entry.event is not Event.SEALED] == [
+        Event.STARTED, Event.SUM_RELEASED, Event.STARTED,
     ]  # fmt: skip
 
 
@@ -520,7 +689,7 @@ def test_who_does_not_lead_only_looks(pair: tuple[Candidate, Candidate]) -> None
     first.lead()
     first.place.log().append(Event.STARTED)
     looker = AuditLog(second.place.log_place(read_only), writer=WRITER, key=KEY, clock=Clock())
-    assert looker.signed_head().head.sequence == 1
+    assert looker.signed_head().head.sequence == 2
     with pytest.raises(StorageError, match="it is read-only"):
         looker.append(Event.STOPPED)
 
@@ -725,6 +894,24 @@ def test_a_log_and_a_ledger_of_the_folder_are_taken_over_once(rows: Place) -> No
     assert rows.kept().closed() == {OTHER_PLAN}
     assert rows.releases().noise_key(b"sum 1") == before.releases().noise_key(b"sum 1")
     assert [line.content for line in before.log_place().lines()] == lines, "it stays as it was"
+
+
+def test_rows_that_were_emptied_are_not_filled_anew_from_the_folder(rows: Place) -> None:
+    assert rows.database is not None
+    before = Place(rows.folder, None)
+    before.log().append(Event.STARTED)
+    before.releases().noise_key(b"")
+    before.releases().enter(round_key(PLAN), b"sum 1", PRIVATE)
+    take_up(rows.log(), rows.releases())
+    rows.releases(rows.log()).enter(round_key(PLAN, 2), b"sum 2", PRIVATE)
+    by_its_owner(rows.database, delete(audit_log), delete(release_ledger))
+    with pytest.raises(IntegrityError, match=r"audit_log has no entry 4, which .*/newest has"):
+        take_up(rows.log(), rows.releases())
+    assert _rows(rows.database) == []
+    (rows.folder / "audit" / "newest").unlink()
+    with pytest.raises(IntegrityError, match=r"release_ledger has no entry 2, which .*/newest has"):
+        take_up(rows.log(), rows.releases())
+    assert _rows(rows.database) == []
 
 
 def test_a_log_or_a_ledger_of_another_time_is_refused_by_name(rows: Place) -> None:

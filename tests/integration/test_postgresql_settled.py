@@ -30,7 +30,7 @@ from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
 from lorica_security.daemon import heartbeat
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
-from lorica_security.on_disk.log_file import AuditLog, lines
+from lorica_security.on_disk.log_file import AuditLog, lines, segments
 from lorica_security.on_disk.reading import Reading, read_log
 from silo_wire.canonical import Digest
 from silo_wire.plans.privacy import PrivacySection
@@ -184,8 +184,12 @@ def test_an_older_dump_is_refused_until_it_is_settled_with_the_newer_log(put_bac
     again.is_refusal(IntegrityError, "ends with entry", "cut off, or the log was put back from a backup")
 
 
-def test_without_the_newer_ledger_plans_are_closed(put_back: Federation, copy: Path) -> None:
-    done = put_back.command("settle", "--log", copy)
+def test_without_the_newer_ledger_plans_are_closed(put_back: Federation, copy: Path, tmp_path: Path) -> None:
+    """The log may be one whose last entry has no seal yet."""
+    unsealed = Path(shutil.copytree(copy, tmp_path / "unsealed"))
+    newest = segments(unsealed)[-1]
+    newest.write_bytes(b"".join(newest.read_bytes().splitlines(keepends=True)[:-1]))
+    done = put_back.command("settle", "--log", unsealed)
     assert done.code == 0, done.err
     assert f"closed: plan {PLAN[:16]}, of which sums may have been released since" in done.out
     with pytest.raises(BudgetSpent, match="came from a backup"):
@@ -255,6 +259,21 @@ def test_a_round_that_was_under_way_is_given_up_and_the_plan_stopped(federation:
         store.close()
     assert federation.command("settle", "--without-log").code == 0
     assert federation.server.rows("SELECT phase FROM machine", database=federation.name) == [("stopped",)]
+
+
+def test_a_closed_plan_whose_row_is_gone_is_closed_again(federation: Federation) -> None:
+    """The log has it, which somebody who writes the database does not take back."""
+    with leading(Coordinator.load(federation.folder)) as leader:
+        leader.releases.close([PLAN])
+    with leading(Coordinator.load(federation.folder)):
+        pass  # it enters what is closed
+    federation.server.execute(
+        "ALTER TABLE closed_plans DISABLE TRIGGER ALL", "DELETE FROM closed_plans", database=federation.name
+    )
+    federation.command("invite", A).is_refusal(IntegrityError, "is not closed any more", "`coordinator settle`")
+    assert federation.command("settle", "--without-log").code == 0
+    assert Coordinator.load(federation.folder).releases.closed() == {PLAN}
+    assert federation.command("invite", A).code == 0
 
 
 def test_a_database_put_back_beside_a_bucket_is_refused_before_a_term_is_begun(
@@ -384,3 +403,5 @@ def test_an_upgrade_takes_the_folders_log_over(federation: Federation) -> None:
     reading = federation.reading()
     assert list(reading.entries[: len(files)]) == files
     assert reading.entries[len(files)].text("command") == "upgrade"
+    terms = federation.server.rows("SELECT term FROM leadership", database=federation.name)
+    assert terms == [(3,)], "the one that fences whoever led on the older tables, and one to take the log over"

@@ -1,27 +1,38 @@
-"""A coordinator that stands by shows it, and one that is cut off from the database alone writes nothing when it is back.
+"""A coordinator that stands by shows it, and one that was cut off from the database, or stopped, writes nothing when it
+is back.
 
-The cut is a proxy that passes nothing on: neither side hears of it, as when a switch fails.
+The cut is a proxy that passes nothing on: neither side hears of it, as when a switch fails. One is stopped before each
+statement with which it comes to lead, and others do whatever they may meanwhile.
 """
 
+import shutil
 import socket
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from lorica.demo.ports import free_ports
+from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.telemetry.standing_by import StandingBy
+from lorica_coordinator.edges.upkeep.upgrade import upgrade_server
+from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import settings_text
-from lorica_security.errors import StorageError
-from tests.integration.test_postgresql_leadership import Candidate, everything, until_true
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
+from tests.integration.test_postgresql_leadership import Candidate, cut_the_session_that_leads, everything, until_true
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
-from tests.support.rounds import IDLE, STOPPED, T0
+from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +142,73 @@ def test_one_in_doubt_ends_where_another_stood_by(server: PostgresqlServer, tmp_
     assert first.leadership.standbys == 1
     assert first.leadership.leads
     way.close()
-    with pytest.raises(StorageError, match=r"could not be told for 0 s, and another one stood by: it ends"):
+    with pytest.raises(StorageError, match=r"could not be told for 0 s: it ends"):
         first.leadership.ended.result(60)
     assert not first.leadership.leads
     until_true(second.take, server)
     for one in (first, second):
         one.leadership.release()
+
+
+@pytest.fixture
+def pair(server: PostgresqlServer, tmp_path: Path) -> tuple[CoordinatorFolder, CoordinatorFolder]:
+    """Two folders of one coordinator."""
+    name = f"pair{tmp_path.stat().st_ino}"
+    server.execute(f"CREATE DATABASE {name}")
+    url = f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}"
+    first, second = CoordinatorFolder(tmp_path / "first"), CoordinatorFolder(tmp_path / "second")
+    first.root.mkdir()
+    KeyStore.create(first.keys, FEDERATION, datetime.now(UTC))
+    text = settings_text(FEDERATION, ["localhost"]).replace('database = ""', f'database = "{url}"')
+    first.settings.write_text(text)
+    shutil.copytree(first.root, second.root)
+    return first, second
+
+
+def take_over(pair: tuple[CoordinatorFolder, CoordinatorFolder], meanwhile: Callable[[Path], None]) -> Coordinator:
+    """The first of `pair` leads, the second stands by, `meanwhile` does something to its folder, and it leads."""
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(leading(Coordinator.load(pair[0])))
+
+        def waiting() -> None:
+            meanwhile(pair[1].root)
+            first.close()
+
+        return second.enter_context(leading(Coordinator.load(pair[1]), waiting=waiting))
+
+
+def test_one_that_takes_over_begins_with_the_settings_that_its_folder_has_then(
+    pair: tuple[CoordinatorFolder, CoordinatorFolder],
+) -> None:
+    def other_days(folder: Path) -> None:
+        file = folder / "federation.toml"
+        file.write_text(file.read_text().replace("models_days = 30", "models_days = 31"))
+
+    leads = take_over(pair, other_days)
+    assert leads.settings.retention.models_days == 31
+    assert leads.leadership is not None
+    assert leads.leadership.term == 2
+
+
+def test_and_not_at_all_where_they_name_no_database_any_more(
+    pair: tuple[CoordinatorFolder, CoordinatorFolder],
+) -> None:
+    def emptied(folder: Path) -> None:
+        file = folder / "federation.toml"
+        lines = file.read_text().splitlines()
+        file.write_text("\n".join('database = ""' if it.startswith("database =") else it for it in lines))
+
+    with pytest.raises(ConfigurationError, match="database was emptied while this coordinator stood by: start it ag"):
+        take_over(pair, emptied)
+
+
+def test_and_not_as_another_coordinator(pair: tuple[CoordinatorFolder, CoordinatorFolder]) -> None:
+    def others(folder: Path) -> None:
+        shutil.rmtree(folder / "keys")
+        KeyStore.create(folder / "keys", FEDERATION, datetime.now(UTC))
+
+    with pytest.raises(Conflict, match="holds the state of another coordinator"):
+        take_over(pair, others)
 
 
 def asked(port: int, path: str) -> tuple[int, str]:
@@ -172,3 +244,211 @@ def test_one_that_stands_by_is_alive_and_not_ready_and_frees_its_port(tmp_path: 
         with socket.create_server(("127.0.0.1", port)), StandingBy(file) as second:
             second()  # of another coordinator on this machine: it stands by all the same
             second._begun.wait(20)
+
+
+# --- stopped at an instant of the adversary's choice
+
+
+def place_of(server: PostgresqlServer, folder: Path, name: str) -> DatabasePlace:
+    server.execute(f"CREATE DATABASE {name}")
+    return DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}", folder)
+
+
+def made(place: DatabasePlace) -> None:
+    """With tables, and a term that is over."""
+    first = Candidate(place)
+    assert first.take()
+    first.leadership.release()
+
+
+@contextmanager
+def stopped_before(candidate: Candidate, statement: int, meanwhile: Callable[[], None]) -> Iterator[list[str]]:
+    """`meanwhile` happens before that statement, counted from the one that asks for the lock; all are listed."""
+    said: list[str] = []
+
+    def before(connection: object, cursor: object, text: str, *rest: object) -> None:
+        if said or "pg_try_advisory_lock" in text:
+            said.append(text)
+            if len(said) == statement:
+                meanwhile()
+
+    engines = (candidate.leadership._sessions, candidate.database.engine)
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", before)
+    try:
+        yield said
+    finally:
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", before)
+
+
+def leads(candidate: Candidate) -> bool:
+    try:
+        candidate.leadership.hold()
+        with candidate.database.engine.begin() as connection:
+            candidate.leadership.fence(connection)
+    except (StorageError, Overtaken):
+        return False
+    return candidate.leadership.leads
+
+
+class Others:
+    """What happens while one is stopped: its session has ended, and another one ..."""
+
+    def __init__(self, place: DatabasePlace, server: PostgresqlServer) -> None:
+        self.second = Candidate(place)
+        self.prepared: list[str] = []
+        self.going_on = threading.Event()
+        self.taken: Future[bool] | None = None
+        self._place, self._server = place, server
+        self._pool = ThreadPoolExecutor(1)
+
+    def do(self, deed: str) -> None:
+        with suppress(AssertionError):  # it had none yet
+            cut_the_session_that_leads(self._server, self._place)
+        getattr(self, deed)()
+
+    def leads(self) -> None:
+        assert self.second.leadership.take(lambda: None)
+
+    def led_and_ended(self) -> None:
+        self.leads()
+        self.second.leadership.release()
+
+    def is_about_to_lead(self) -> None:
+        locked = threading.Event()
+
+        def slowly() -> None:
+            locked.set()
+            assert self.going_on.wait(60)
+
+        self.taken = self._pool.submit(lambda: self.second.leadership.take(slowly))
+        assert locked.wait(60)
+
+    def changed_the_tables(self) -> None:
+        with self.second.database.engine.begin() as connection:
+            alone(connection)
+        self.prepared.clear()
+
+    def end(self) -> None:
+        self.going_on.set()
+        if self.taken is not None:
+            assert self.taken.result(60)
+        self._pool.shutdown()
+
+
+STATEMENTS = 8
+"""From the lock on: lock, name, columns, newest term; newest term, insert or update; columns, newest term."""
+
+
+@pytest.mark.parametrize("ever", [True, False], ids=["after a term", "the first term"])
+@pytest.mark.parametrize("deed", ["leads", "led_and_ended", "is_about_to_lead", "changed_the_tables"])
+def test_whenever_one_is_stopped_as_it_comes_to_lead_one_leads(
+    server: PostgresqlServer, tmp_path: Path, deed: str, ever: bool
+) -> None:
+    place = place_of(server, tmp_path, f"s_{deed}_{ever}".lower())
+    made(place)
+    for statement in range(1, STATEMENTS + 1):
+        if not ever:
+            server.execute("DELETE FROM leadership", database=str(place.url.database))
+        others = Others(place, server)
+        first, took = Candidate(place), False
+        with (
+            stopped_before(first, statement, lambda others=others: others.do(deed)) as said,  # type: ignore[misc]
+            suppress(StorageError, Overtaken),
+        ):
+            took = first.leadership.take(lambda others=others: others.prepared.append("again"))  # type: ignore[misc]
+        others.end()
+        assert len(said) >= statement, said
+        if deed in ("leads", "is_about_to_lead"):
+            assert leads(others.second), (statement, said)
+            assert not took
+        assert took is (statement == 1 and deed in ("led_and_ended", "changed_the_tables")), (statement, said)
+        assert not took or others.prepared, "it leads on tables that it has not looked at"
+        for one in (others.second, first):
+            one.leadership.release()
+        last = Candidate(place)
+        assert last.take(), "nobody has the lock"
+        last.leadership.release()
+        for one in (others.second, first, last):
+            one.database.engine.dispose()
+
+
+def test_one_that_lost_the_lock_before_it_led_does_not_take_it_again(server: PostgresqlServer, tmp_path: Path) -> None:
+    """Whoever had it in between may have changed the tables that this one has looked at."""
+    place = place_of(server, tmp_path, "again")
+    made(place)
+    first = Candidate(place)
+
+    def prepare() -> None:
+        cut_the_session_that_leads(server, place)
+        for _ in range(2):  # as its beats do
+            with pytest.raises(Overtaken, match="the session that had the lock was lost before a term began"):
+                first.leadership.hold()
+
+    with pytest.raises(Overtaken, match="the session that had the lock was lost before a term began"):
+        first.leadership.take(prepare)
+    assert not first.leadership.leads
+    made(place)
+
+
+OLDER = {
+    "0012": (
+        "DROP TABLE audit_log, release_ledger, closed_plans, release_root",
+        "DROP FUNCTION lorica_added_to_alone()",
+        "UPDATE alembic_version SET version_num = '0012'",
+        "UPDATE schema SET version = 12",
+    ),
+    "0011": (
+        "ALTER TABLE machine DROP COLUMN sealed_under",
+        "ALTER TABLE leadership DROP COLUMN token",
+        "UPDATE alembic_version SET version_num = '0011'",
+        "UPDATE schema SET version = 11",
+    ),
+}
+
+
+def with_older_tables(server: PostgresqlServer, place: DatabasePlace, revision: str) -> None:
+    for older in sorted(OLDER, reverse=True):
+        if older >= revision:
+            server.execute(*OLDER[older], database=str(place.url.database))
+
+
+@pytest.mark.parametrize("revision", sorted(OLDER))
+def test_an_upgrade_ends_the_term_of_a_leader_that_hangs(
+    server: PostgresqlServer, tmp_path: Path, revision: str
+) -> None:
+    """It goes on with the code of the release before, on tables that it does not know, unless it is fenced."""
+    place = place_of(server, tmp_path, f"hangs{revision}")
+    first, second = Candidate(place), Candidate(place)
+    assert first.take()
+    stale = first.store()
+    with_older_tables(server, place, revision)
+    cut_the_session_that_leads(server, place)
+    done = upgrade_server(second.database)
+    assert (done.before, done.after) == (revision, TABLES_REVISION)
+    numbers = server.rows("SELECT term FROM leadership", database=str(place.url.database))
+    assert numbers == [(2,)], "tables of 0011 have nothing else to compare"
+    with pytest.raises(Overtaken):
+        stale.transition(STOPPED, [], at=T0, now=T0)
+    with pytest.raises(Overtaken):
+        first.leadership.hold()
+    assert second.take()
+    assert second.leadership.term == 3
+    second.leadership.release()
+
+
+def test_nobody_comes_to_lead_while_tables_change(server: PostgresqlServer, tmp_path: Path) -> None:
+    place = place_of(server, tmp_path, "changing")
+    made(place)
+    upgrade, second = Candidate(place), Candidate(place)
+    with upgrade.database.engine.begin() as connection:
+        alone(connection)
+        assert not second.take()
+    assert second.take()
+    before = everything(server, place)
+    with pytest.raises(Conflict, match="a coordinator leads on this database"):
+        upgrade_server(upgrade.database, to="0012")
+    assert everything(server, place) == before
+    assert leads(second)
+    second.leadership.release()

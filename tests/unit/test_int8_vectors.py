@@ -73,6 +73,7 @@ def test_bytes_are_those_that_are_written_by_hand_and_read_as_by_hand(values: Fl
 
 @given(VECTORS)
 @example(np.array(EDGES, dtype=np.float32))
+@example(numbers(39489, 1024, 0, 0))
 def test_what_travels_and_what_is_cut_off_add_up_exactly(values: Floats) -> None:
     rounded, out = np.empty_like(values), np.empty(bytes_of(len(values)), dtype=np.uint8)
     largest = round_to_int8(values, out, rounded)
@@ -83,7 +84,8 @@ def test_what_travels_and_what_is_cut_off_add_up_exactly(values: Floats) -> None
     for begin in range(0, len(values), 1024):
         block = slice(begin, begin + 1024)
         step = max(float(np.abs(values[block]).max()) / 127, 2 * LEAST_SCALE * 127)
-        assert np.abs(left[block]).max() <= step / 2 * (1 + 2.0**-20)
+        # A quotient of 127 at most, in float32, is off by 2^-18 at a tie.
+        assert np.abs(left[block]).max() <= step / 2 * (1 + 2.0**-16)
 
 
 @given(VECTORS)

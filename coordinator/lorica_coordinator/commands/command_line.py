@@ -125,14 +125,13 @@ def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> No
     without it."""
     from lorica_coordinator.edges.database.open_store import log_of
     from lorica_security.audit.entry import Event
-    from lorica_security.identity.identity_key import public_key_bytes
     from lorica_security.on_disk.log_file import AuditLog
     from lorica_security.pkcs11_keys.reference import identity_key_of
 
     settings = Settings.read(folder.settings)
     writer = Identity(federation_name(settings.federation), Role.COORDINATOR).uri
     key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ), folder.root)
-    place = log_of(settings, folder.settings, folder.audit, added_as=public_key_bytes(key.public_key()).hex())
+    place = log_of(settings, folder.settings, folder.audit, key=key.public_key(), beside_leader=True)
     log = AuditLog(place, writer=writer, key=key, clock=time.time)
     log.append(Event.OPERATOR_COMMAND, command=command, **said)
     log.seal()

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from lorica_coordinator.commands.command_line import Dir, enter_command, instant, load, own_folder, reach, say
-from lorica_coordinator.edges.database.open_store import SQLITE, has_log, leadership_of, require_sqlite, server_of
-from lorica_coordinator.edges.database.postgresql.leadership import alone
+from lorica_coordinator.edges.database.open_store import SQLITE, has_log, require_sqlite, server_of
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
@@ -24,7 +23,6 @@ from lorica_security.errors import ConfigurationError
 from lorica_security.host import key_file
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.host.software_version import software_version
-from lorica_security.identifiers import federation_name
 from silo_wire.v1 import operator_pb2
 
 
@@ -186,10 +184,7 @@ def upgrade(
         if tells:
             enter_command(folder, "upgrade", to=to)
         if server is not None:
-            found = leadership_of(settings, folder.settings, federation_name(settings.federation))
-            assert found is not None
-            with alone(found[0]):
-                done = upgrade_server(server, to=to)
+            done = upgrade_server(server, to=to)
             if not tells and done.after == TABLES_REVISION:
                 with leading(load(directory)):  # which takes the folder's log over
                     enter_command(folder, "upgrade", to=to)

@@ -55,6 +55,7 @@ class Event(Enum):
     AUTHORITY_CHANGED = "authority changed"  # by command, or by itself when it was due
     GROUPS_STAND = "release groups stand"  # with the signatures of the silos that are needed
     SUM_RELEASED = "sum released"  # under silo-level privacy, with noise of the coordinator's
+    PLAN_CLOSED = "plan closed"  # no further sum of it is released: the ledger may have forgotten some
 
     # of a silo's
     PLAN_RECEIVED = "plan received"

@@ -76,6 +76,10 @@ class AuditLog:
     def public_key(self) -> Ed25519PublicKey:
         return self._key.public_key()
 
+    def in_place(self, place: LogPlace) -> "AuditLog":
+        """Of the same writer, elsewhere."""
+        return AuditLog(place, writer=self.writer, key=self._key, clock=self.clock)
+
     def append(self, event: Event, *, who: str = LOCAL, **details: Particular) -> Head:
         """Durable when this returns, as the head that is given."""
         return self.place.in_tries(partial(self._append, event, who, details))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
@@ -23,7 +23,8 @@ from lorica_coordinator.edges.database.tables_revision import revision_of
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.spool_key import destroy_keys_below
 from lorica_security.errors import ConfigurationError, StorageError
-from lorica_security.identifiers import FederationName, federation_name
+from lorica_security.identifiers import FederationName, Identity, Role, federation_name
+from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.on_disk.log_file import LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 
@@ -78,19 +79,27 @@ def _are_apart(former: Path, present: Path) -> bool:
 
 
 def log_of(
-    settings: Settings, file: Path, audit: Path, leadership: Leadership | None = None, *, added_as: str = ""
+    settings: Settings,
+    file: Path,
+    audit: Path,
+    leadership: Leadership | None = None,
+    *,
+    key: Ed25519PublicKey | None = None,
+    beside_leader: bool = False,
 ) -> LogPlace:
     """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership` only looks, or adds
-    to it beside the leader with `added_as`, the coordinator's public identity key in hexadecimal.
+    to it `beside_leader`. `key` is the coordinator's identity key, without which lines are read alone.
 
     Raises ConfigurationError.
     """
     server, fence = _fenced(settings, file, leadership)
     if server is None:
         return LogFiles(audit)
-    if added_as:
-        fence = beside(federation_name(settings.federation), added_as)
-    return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit)
+    federation = federation_name(settings.federation)
+    if beside_leader and key is not None:
+        fence = beside(federation, public_key_bytes(key).hex())
+    writer = Identity(federation, Role.COORDINATOR).uri
+    return LogRows(ChainedRows(server, audit_log, fence, audit / NEWEST), audit, writer=writer, key=key)
 
 
 def release_rows(
@@ -115,12 +124,12 @@ def leadership_of(
     settings: Settings,
     file: Path,
     federation: FederationName,
-    identity: str = "",
+    identity: str,
     *,
     kept_of: Callable[[], int] = lambda: 0,
 ) -> tuple[Leadership, Callable[[], None]] | None:
     """How this process comes to lead, and what makes the tables; None where the state is in the folder, whose lock
-    decides. `identity` and `kept_of` as for Leadership; a command that begins no term needs neither."""
+    decides. `identity` and `kept_of` as for Leadership."""
     if (server := server_of(settings, file)) is None:
         return None
     place = DatabasePlace.parse(settings.storage.database, file)

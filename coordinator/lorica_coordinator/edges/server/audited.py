@@ -255,6 +255,7 @@ def released(audit: AuditPort) -> Callable[[LedgerEntry], None]:
             attempt=entry.attempt,
             ledger_entry=entry.sequence,
             ledger_digest=entry.digest,
+            ledger_subject=entry.subject,
         )
 
     return tell

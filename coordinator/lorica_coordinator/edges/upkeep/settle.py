@@ -23,7 +23,12 @@ from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of
 from lorica_coordinator.edges.upkeep.restore import close_plans
-from lorica_coordinator.edges.upkeep.taken_up import go_on_from_folder, require_every_release
+from lorica_coordinator.edges.upkeep.taken_up import (
+    go_on_from_folder,
+    require_every_release,
+    tell_closed,
+    told_closed,
+)
 from lorica_coordinator.rounds.without_updates import without_updates
 from lorica_coordinator.settings import Settings
 from lorica_security.audit.entry import Entry, Event
@@ -64,6 +69,8 @@ def settle(
         raise ConfigurationError(
             "`coordinator settle` is for a state in PostgreSQL: `coordinator restore` settles a folder as it makes it"
         )
+    for rows in (place.rows, kept.rows):
+        rows.put_back = True
     go_on_from_folder(place, kept, audit, releases)
     since = None
     if log is not None:
@@ -76,11 +83,15 @@ def settle(
     silos = tuple(silo.silo for silo in store.silos() if silo.revoked_unix_s is None)
     if log is not None:
         place.rows.append([ChainedRow.of(entry.line(), str(log)) for entry in reading.entries[known:]], newest=None)
+        place.go_on_from(reading.walk.position)
+    releases.close(told_closed(place))
     require_every_release(place, releases)
     audit.append(Event.OPERATOR_COMMAND, command="settle", **particulars_of(since, ledger=ledger is not None))
+    tell_closed(audit, releases)
     for rows in (place.rows, kept.rows):
-        rows.newest.unlink(missing_ok=True)
-    audit.append(Event.SEALED)
+        rows.forget()
+        for newest in rows.last(1):
+            rows.remember(newest)
     return Settled(silos=silos, closed=closed, since=since)
 
 
@@ -99,4 +110,4 @@ def _newer(log: Path, place: LogRows, audit: AuditLog) -> tuple[Reading, int]:
 
 def _is_of_a_settling(entry: Entry) -> bool:
     told = entry.event is Event.OPERATOR_COMMAND and entry.text("command") == "settle"
-    return told or entry.event in (Event.SEALED, Event.CLOCK_WENT_BACK)
+    return told or entry.event in (Event.SEALED, Event.CLOCK_WENT_BACK, Event.PLAN_CLOSED)

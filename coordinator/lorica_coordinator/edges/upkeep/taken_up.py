@@ -2,10 +2,11 @@
 ledger go on from what its folder knows of them, and that the ledger has every sum which the log tells of.
 
 A log or a ledger that the folder has from before they were kept in the database is taken over, once: line by line as it
-is, so that the chain goes on. It stays in the folder as it was, and is from then on what the rows have to begin with.
+is, so that the chain goes on. It stays in the folder, with a seal at its end, and is from then on what the rows have to
+begin with.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -20,6 +21,7 @@ from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
 from lorica_security.on_disk.reading import read_log
 from lorica_security.privacy.ledger import Entry as Release
+from silo_wire.canonical import Digest
 
 _log = structlog.get_logger(__name__)
 _REMEDY = "put a newer one back, or `coordinator settle` says what is to be done about an older one"
@@ -30,16 +32,22 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     log, kept = audit.place, releases.kept
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
         return
+    check_newest(log, kept)  # first: rows that were emptied are not filled anew from the folder
     go_on_from_folder(log, kept, audit, releases)
-    check_newest(log, kept)
+    audit.head()
     require_every_release(log, releases)
+    _require_every_closing(log, releases)
+    tell_closed(audit, releases)
+    for rows in (log.rows, kept.rows):
+        for newest in rows.last(1):
+            rows.remember(newest)
 
 
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
     """Raises IntegrityError where rows are behind what the folder saw of them, or others; of files nothing is known."""
     if isinstance(log, LogRows) and isinstance(kept, ReleaseRows):
         for rows in (log.rows, kept.rows):
-            rows.check_newest(_REMEDY)
+            rows.check_newest()
 
 
 def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases: ReleaseLedger) -> None:
@@ -51,20 +59,25 @@ def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases
 def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:
     """Raises IntegrityError where the log tells of a sum that the ledger has not, and the plan is not closed.
 
-    The newest that it tells of may be missing: a kill between the two left it, and nothing came of it. Not where its
-    round was closed all the same.
+    A sum may be told of twice, and under two numbers: an answer was lost, or somebody was quicker. It is one by its
+    subject. One whose round was not closed may be missing: a kill between log and ledger left it, and nothing came of
+    it. Then the next one has its number, or will have it.
     """
     entries, closed = releases.kept.entries(), releases.closed()
-    told: dict[int, Entry] = {}
-    for line in log.telling(f'"{Event.SUM_RELEASED.value}"'):
-        entry = entry_from_line(line.content, line.where)
-        if entry.event is Event.SUM_RELEASED:
-            told.setdefault(entry.number("ledger_entry"), entry)
-    newest = next(iter(told.values()), None)
-    for number, entry in sorted(told.items()):
-        if _has(entries, number, entry) or entry.text("plan") in closed:
+    told = list(_told(log, Event.SUM_RELEASED))
+    digests = {entry.text("ledger_digest") for entry in told}
+    made = {(entry.plan, entry.subject) for entry in entries if entry.subject}
+    kept = {_attempt(entry) for entry in told if _has(entries, entry)}
+    for entry in reversed(told):
+        number = entry.number("ledger_entry")
+        if _has(entries, entry) or entry.text("plan") in closed:
             continue
-        if entry is newest and number == len(entries) + 1 and not _was_closed(log, entry):
+        subject = entry.text("ledger_subject")
+        if (entry.text("plan"), subject) in made or (not subject and _attempt(entry) in kept):
+            continue
+        taken = 0 < number <= len(entries) and entries[number - 1].digest in digests
+        cut_off = taken or number == len(entries) + 1
+        if cut_off and not _was_closed(log, entry):
             continue
         raise IntegrityError(
             f"the ledger of releases has not the entry {number} that the audit log tells of (entry {entry.sequence}, "
@@ -73,19 +86,48 @@ def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:
         )
 
 
-def _has(entries: Sequence[Release], number: int, told: Entry) -> bool:
-    return number <= len(entries) and entries[number - 1].digest == told.text("ledger_digest")
+def told_closed(log: LogPlace) -> frozenset[Digest]:
+    """The plans that the log tells of as closed."""
+    return frozenset(Digest(entry.text("plan")) for entry in _told(log, Event.PLAN_CLOSED))
+
+
+def tell_closed(audit: AuditLog, releases: ReleaseLedger) -> None:
+    """Enter closed plans that the log does not tell of: rows of them are in no chain themselves."""
+    for plan in sorted(releases.closed() - told_closed(audit.place)):
+        audit.append(Event.PLAN_CLOSED, plan=plan)
+
+
+def _require_every_closing(log: LogPlace, releases: ReleaseLedger) -> None:
+    if lost := sorted(told_closed(log) - releases.closed()):
+        raise IntegrityError(
+            f"plan {lost[0][:16]} is not closed any more, though the audit log tells that it was: it would release "
+            f"more than it promises; {_REMEDY}"
+        )
+
+
+def _told(log: LogPlace, event: Event) -> Iterator[Entry]:
+    """Newest first."""
+    for line in log.telling(f'"{event.value}"'):
+        entry = entry_from_line(line.content, line.where)
+        if entry.event is event:
+            yield entry
+
+
+def _has(entries: Sequence[Release], told: Entry) -> bool:
+    number = told.number("ledger_entry")
+    return 0 < number <= len(entries) and entries[number - 1].digest == told.text("ledger_digest")
+
+
+def _attempt(told: Entry) -> tuple[str, int, int]:
+    return told.text("plan"), told.number("round"), told.number("attempt")
 
 
 def _was_closed(log: LogPlace, released: Entry) -> bool:
     """Whether the round went on to its end after `released` was told of."""
-    for line in log.telling(f'"{Event.ROUND_CLOSED.value}"'):
-        entry = entry_from_line(line.content, line.where)
+    for entry in _told(log, Event.ROUND_CLOSED):
         if entry.sequence < released.sequence:
             return False
-        if entry.event is Event.ROUND_CLOSED and all(
-            entry.details.get(name) == released.details.get(name) for name in ("plan", "round", "attempt")
-        ):
+        if _attempt(entry) == _attempt(released):
             return True
     return False
 
@@ -99,6 +141,8 @@ def _go_on_from_log(log: LogRows, audit: AuditLog) -> None:
     if log.rows.last(1):
         _require_row(log.rows, ChainedRow.of(newest.content, newest.where), of=of)
         return
+    read_log(before, writer=audit.writer, keys=[audit.public_key])
+    audit.in_place(before).append(Event.SEALED)  # where its last entries have none: rows end with a seal
     reading = read_log(before, writer=audit.writer, keys=[audit.public_key])
     _take_over(log.rows, [ChainedRow.of(entry.line(), before.where) for entry in reading.entries], of=of)
 

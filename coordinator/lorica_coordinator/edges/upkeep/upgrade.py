@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lorica_coordinator.edges.database.database_copy import copy_database
+from lorica_coordinator.edges.database.postgresql.leadership import alone
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
 from lorica_coordinator.edges.database.sqlite_database import database_engine
@@ -65,25 +66,31 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
 
 
 def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -> Upgraded:
-    """The same in PostgreSQL, in one transaction; a copy is the server's own tools' to make. The caller leads.
+    """The same in PostgreSQL, in one transaction, which nobody leads in and which ends the term of whoever led; a copy
+    is the server's own tools' to make.
 
-    Raises ConfigurationError, StorageError naming the database.
+    Raises ConfigurationError, Conflict where a coordinator leads, StorageError naming the database.
     """
     if not (to.isdecimal() and FIRST_IN_POSTGRESQL <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
         raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_IN_POSTGRESQL} to {TABLES_REVISION}")
-    try:
-        with database.engine.begin() as connection:
-            database.require_fit(connection)
-            before = revision_of(connection)
-            if before is None:
-                raise StorageError(f"{database.name} has no tables: restore it from its backup")
-            if before != to:
-                if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
-                    require_current(before, database.name)
-                migrate(connection, to)
-    except SQLAlchemyError as error:
-        raise database.failed(error) from error
-    return Upgraded(before, to, None)
+
+    def once() -> Upgraded:
+        try:
+            with database.engine.begin() as connection:
+                database.require_fit(connection)
+                alone(connection)
+                before = revision_of(connection)
+                if before is None:
+                    raise StorageError(f"{database.name} has no tables: restore it from its backup")
+                if before != to:
+                    if not (before.isdecimal() and FIRST_REVISION <= before <= TABLES_REVISION):
+                        require_current(before, database.name)
+                    migrate(connection, to)
+        except SQLAlchemyError as error:
+            raise database.failed(error) from error
+        return Upgraded(before, to, None)
+
+    return database.in_tries(once)
 
 
 def migrate(connection: Connection, to: str) -> None:

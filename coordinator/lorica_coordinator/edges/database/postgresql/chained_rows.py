@@ -3,11 +3,13 @@
 The line itself is what counts. Number and digest of the line before stand beside it, so that the table can have no
 number twice and no two lines after one: of two that append at once, whoever they are, one finds that it did not.
 
-`newest` is a file of the folder, with the line that was added last from here: a database of an earlier instant does not
-have it.
+`newest` is a file of the folder, with the newest line that was seen or added from here: a database of an earlier
+instant does not have it. It is never replaced by a line that is not newer, nor by one of rows that lack it.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from lorica_security.host import files
 Fence = Callable[[Connection], None]
 _BATCH: Final = 1000
 _NO_TABLE: Final = "42P01"
+_REMEDY: Final = "put a newer one back, or `coordinator settle` says what is to be done about an older one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class ChainedRows:
     def __init__(self, database: PostgresqlDatabase, table: Table, fence: Fence, newest: Path) -> None:
         self._database, self._table, self._fence = database, table, fence
         self.newest = newest
+        self.put_back = False
+        """While an older database is settled: what the folder knows is neither held against it, nor changed."""
         self.where = f"{database.name} {table.name}"
         self.in_tries = database.in_tries
 
@@ -93,13 +98,16 @@ class ChainedRows:
     def append(self, rows: Sequence[ChainedRow], *, newest: ChainedRow | None) -> None:
         """Durable when this returns, all or none; `newest` is what the folder is to have of them, if anything.
 
-        Raises Moved where they do not follow what is there. After another error they may be there, or come to be.
+        Raises Moved where they do not follow what is there, IntegrityError where what the folder knows is not there.
+        After another error they may be there, or come to be.
         """
         if not rows:
             return
         try:
             with self.transaction() as connection:
                 self._require_end(connection, rows[0])
+                if newest is not None:
+                    self._require_newest(connection)
                 connection.execute(
                     insert(self._table),
                     [{"sequence": row.sequence, "previous": row.previous, "line": _text(row)} for row in rows],
@@ -107,24 +115,45 @@ class ChainedRows:
         except NotUnique as error:
             raise self._moved() from error
         if newest is not None:
-            files.make_private_folder(self.newest.parent)
-            files.write_private(self.newest, newest.content)
+            self.remember(newest)
 
-    def check_newest(self, remedy: str) -> None:
+    def kept(self) -> ChainedRow | None:
+        """What the folder knows to be the newest; None where it knows nothing, or is not held against the rows."""
+        if self.put_back or not self.newest.exists():
+            return None
+        return ChainedRow.of(files.read_private(self.newest), str(self.newest))
+
+    def remember(self, row: ChainedRow) -> None:
+        """Have the folder know `row`, which is there and goes on from what it knows, unless it knows a newer one."""
+        if self.put_back:
+            return
+        files.make_private_folder(self.newest.parent)
+        with _alone_with(self.newest):
+            kept = self.kept()
+            if kept is None or kept.sequence < row.sequence:
+                files.write_private(self.newest, row.content)
+
+    def forget(self) -> None:
+        """What the folder knew: the rows were settled, and are what it knows from now on."""
+        self.newest.unlink(missing_ok=True)
+        self.put_back = False
+
+    def check_newest(self) -> None:
         """Raises IntegrityError where the rows have not what the folder has of them: they are of an earlier instant, or
         others."""
-        if not self.newest.exists():
-            return
-        kept = ChainedRow.of(files.read_private(self.newest), str(self.newest))
-        row = self.at(kept.sequence)
-        if row is None:
+        if (kept := self.kept()) is not None:
+            self.require(kept, self.at(kept.sequence), by=str(self.newest))
+
+    def require(self, known: ChainedRow, found: ChainedRow | None, *, by: str) -> None:
+        """Raises IntegrityError unless `known`, which `by` has, is what was `found` under its number."""
+        if found is None:
             raise IntegrityError(
-                f"{self.where} has no entry {kept.sequence}, which {self.newest} has: rows were deleted, or the "
-                f"database was put back to an earlier instant; {remedy}"
+                f"{self.where} has no entry {known.sequence}, which {by} has: rows were deleted, or the database was "
+                f"put back to an earlier instant; {_REMEDY}"
             )
-        if row != kept:
+        if found != known:
             raise IntegrityError(
-                f"{self.where} has another entry {kept.sequence} than {self.newest}: rows were replaced; {remedy}"
+                f"{self.where} has another entry {known.sequence} than {by}: rows were replaced; {_REMEDY}"
             )
 
     @contextmanager
@@ -163,8 +192,30 @@ class ChainedRows:
         if (end.sequence + 1, end.digest) != (first.sequence, first.previous):
             raise self._moved()
 
+    def _require_newest(self, connection: Connection) -> None:
+        if (kept := self.kept()) is None:
+            return
+        query = select(self._table).where(self._table.c.sequence == kept.sequence)
+        found = connection.execute(query).one_or_none()
+        self.require(kept, None if found is None else self._row(found), by=str(self.newest))
+
     def _moved(self) -> Moved:
         return Moved(f"{self.where}: somebody else has added to it since")
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[None]:
+    """Of all processes that compare `path` and write it. Raises StorageError."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
+    except OSError as error:
+        raise StorageError(f"{lock} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _text(row: ChainedRow) -> str:

@@ -9,6 +9,9 @@ SESSION_S and the lock is free. Whoever gets it raises the term, in a row that e
 and compares: one of an earlier term writes nothing to the database any more, however late it comes, and its process
 ends. A term is a number and a random token: where a server falls back to a replica that lags, one number may be begun
 twice.
+
+A process may be stopped between any two of its statements, and go on when another one leads. So it raises the term that
+it read in the session with the lock, and no other one, and leads once that same session has read its own.
 """
 
 import os
@@ -16,15 +19,16 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 from sqlalchemy import Connection, Engine, Select, insert, select, text, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase, session_engine
@@ -40,16 +44,21 @@ BEAT_S: Final = 1.0
 SESSION_S: Final = 4.0
 """How long the server waits for a sign of the session that leads: four beats."""
 DOUBT_S: Final = 30.0
-"""After which a process that cannot tell whether it leads ends, where another one stood by: silos go there."""
+"""After which a process that cannot tell whether it leads ends: another one may lead, and silos go there."""
 LOCK: Final = 0x6C6F72696361  # "lorica"
 STANDBY: Final = "lorica-standby"
 """What the session of one that stands by is called, in pg_stat_activity."""
 _COUNT: Final = text(
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = :standby"
 )
+_COLUMNS: Final = text(
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"
+)
 _ROW: Final = 1
 _PLACE: Final = 2
 """The row whose token is the text that the folder of keys is known by."""
+_Begun = tuple[int, str]
+"""A term's number and token."""
 
 
 class Leadership:
@@ -100,24 +109,22 @@ class Leadership:
         if not self._lock():
             return False
         try:
+            self.term, self.token = 0, ""
             self._beat()
-            prepare()
-            kept_of = self._kept_of()
-            if self.ended.done():  # what is done above may take long
-                self.ended.result()
-            self._database.in_tries(lambda: self._begin_term(kept_of))
+            begun: _Begun | None = None
+            while begun is None or self._newest() != begun:  # one without the lock has begun a term in between
+                found = self._newest()
+                prepare()
+                kept_of = self._kept_of()
+                if self.ended.done():  # what is done above may take long
+                    self.ended.result()
+                begun = self._database.in_tries(partial(self._begin_term, found, kept_of))
+            with self._one_at_a_time:
+                self.term, self.token = begun
+                self.leads = True
         except BaseException:
             self.release()
             raise
-        self.leads = True
-        return True
-
-    def take_alone(self) -> bool:
-        """Keep everybody else from leading, without a term: tables of another release may have none."""
-        if not self._lock():
-            self.release()
-            return False
-        self._beat()
         return True
 
     def hold(self) -> None:
@@ -141,12 +148,16 @@ class Leadership:
             except SQLAlchemyError as error:
                 _log.warning("the session that leads was lost", database=self._database.name, error=_first_line(error))
                 self._let_go()
+                if self.term == 0:
+                    raise self._lost() from error
+        if self.term == 0:
+            raise self._lost()
         if not self._lock():
             self._let_go()
             raise self._overtaken()
         try:
             with self._database.engine.connect() as connection:
-                mine = self.term == 0 or connection.execute(self._mine()).first() is not None
+                mine = connection.execute(self._mine()).first() is not None
         except SQLAlchemyError as error:
             self._let_go()
             raise self._database.failed(error) from error
@@ -173,11 +184,12 @@ class Leadership:
                 if doubted is None:
                     doubted = now
                     _log.error("whether this coordinator leads cannot be told, it is asked again", error=str(error))
-                if self.standbys and now - doubted >= self._doubt_s:
+                if now - doubted >= self._doubt_s:  # whoever stood by when that was last asked: one may have come since
                     return self.ended.set_exception(
                         StorageError(
-                            f"whether this coordinator leads could not be told for {self._doubt_s:.0f} s, and another "
-                            f"one stood by: it ends, so that silos go there; started again, it stands by ({error})"
+                            f"whether this coordinator leads could not be told for {self._doubt_s:.0f} s: it ends, so "
+                            "that silos go to whoever leads; started again, it leads or stands by once the database "
+                            f"is there ({error})"
                         )
                     )
 
@@ -205,6 +217,7 @@ class Leadership:
                 self._let_go()
             finally:
                 self._one_at_a_time.release()
+        self._database.engine.dispose()
 
     def _mine(self) -> Select[tuple[int]]:
         return select(table.c.term).where(table.c.id == _ROW, table.c.term == self.term, table.c.token == self.token)
@@ -255,10 +268,34 @@ class Leadership:
             raise
         return session
 
-    def _begin_term(self, kept_of: int) -> None:
-        self.token = secrets.token_hex(16)
+    def _newest(self) -> _Begun | None:
+        """The newest term; None without one. Read in the session that got the lock: nobody else has had it since.
+
+        Raises Overtaken where that session was lost.
+        """
+        with self._one_at_a_time:
+            if self._session is None:
+                raise self._lost()
+            try:
+                if "token" not in _columns(self._session):
+                    return None  # no tables yet, or those of another release, which are refused
+                row = self._session.execute(select(table.c.term, table.c.token).where(table.c.id == _ROW)).one_or_none()
+            except SQLAlchemyError as error:
+                self._let_go()
+                raise self._lost() from error
+        return None if row is None else (row.term, row.token)
+
+    def _lost(self) -> Overtaken:
+        return Overtaken(
+            "the session that had the lock was lost before a term began: another coordinator may lead; started again, "
+            "this one stands by, or leads"
+        )
+
+    def _begin_term(self, found: _Begun | None, kept_of: int) -> _Begun | None:
+        """None where the newest term is another one than was found."""
+        token = secrets.token_hex(16)
         whose = {"federation": self._federation, "identity": self._identity}
-        values = {**whose, "holder": _holder(), "token": self.token}
+        values = {**whose, "holder": _holder(), "token": token}
         try:
             with self._database.engine.begin() as connection:
                 row = connection.execute(select(table).where(table.c.id == _ROW)).one_or_none()
@@ -268,17 +305,22 @@ class Leadership:
                         f"identity key {row.identity[:16]}...): name another database in [storage] database, or serve "
                         "the folder whose keys these are"
                     )
+                if (row and (row.term, row.token)) != found:
+                    return None
                 newest = 0 if row is None else row.term
                 self._require_not_behind(newest, kept_of)
                 if self._key_place is not None:
                     self._know_place(connection, self._key_place, whose)
-                self.term = max(newest, self._later_than()) + 1
+                term = max(newest, self._later_than()) + 1
                 if row is None:
-                    connection.execute(insert(table).values(id=_ROW, term=self.term, **values))
+                    connection.execute(insert(table).values(id=_ROW, term=term, **values))
                 else:
-                    connection.execute(update(table).where(table.c.id == _ROW).values(term=self.term, **values))
+                    connection.execute(update(table).where(table.c.id == _ROW).values(term=term, **values))
+        except IntegrityError:
+            return None  # the first term ever was begun by two
         except SQLAlchemyError as error:
             raise self._database.failed(error) from error
+        return term, token
 
     def _require_not_behind(self, newest: int, kept_of: int) -> None:
         """Before a term is begun: each that is refused would bring the database nearer to what it lacks."""
@@ -305,15 +347,14 @@ class Leadership:
         )
 
 
-@contextmanager
-def alone(leadership: Leadership) -> Iterator[None]:
-    """Raises Conflict where a coordinator leads."""
-    if not leadership.take_alone():
+def alone(connection: Connection) -> None:
+    """First in a transaction that changes the tables, of whichever release: nobody leads before it has ended, and then
+    the term is over of whoever led, and hangs. Raises Conflict where a coordinator leads."""
+    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK}).scalar():
         raise Conflict("a coordinator leads on this database: stop it, and those that stand by, first")
-    try:
-        yield
-    finally:
-        leadership.release()
+    if columns := _columns(connection):
+        over = update(table).where(table.c.id == _ROW).values(term=table.c.term + 1, holder=_holder())
+        connection.execute(over.values(token=secrets.token_hex(16)) if "token" in columns else over)
 
 
 def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
@@ -335,6 +376,11 @@ def beside(federation: FederationName, identity: str) -> Callable[[Connection], 
 def read_only(connection: Connection) -> None:
     """What a store does first in a transaction of who does not lead: it looks."""
     connection.execute(text("SET TRANSACTION READ ONLY"))
+
+
+def _columns(connection: Connection) -> set[str]:
+    """Of the table of terms, in whichever revision it is; none where it is not there."""
+    return set(connection.execute(_COLUMNS, {"table": table.name}).scalars())
 
 
 def _holder() -> str:

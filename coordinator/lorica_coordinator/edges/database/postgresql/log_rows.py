@@ -3,6 +3,9 @@ the same writer, which another coordinator goes on for.
 
 What the folder has of a log is from before it was kept here. It is taken over once (edges/upkeep/taken_up.py), and
 until then nothing is added.
+
+Who can write the database can put rows in, but has not the coordinator's identity key. So each transaction ends with a
+seal, and nothing is added behind a newest row that is not one, by that key.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,26 +13,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Final, TypeVar
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
 from lorica_security.audit.chain import Head
 from lorica_security.audit.entry import Entry, Event, entry_from_line
-from lorica_security.audit.verification import SEAL_EVERY, Position, Verification
-from lorica_security.errors import IntegrityError, StateError
+from lorica_security.audit.verification import Position, Verification
+from lorica_security.errors import ConfigurationError, IntegrityError, StateError
 from lorica_security.on_disk.log_file import segments
 from lorica_security.on_disk.log_place import Line
 
 R = TypeVar("R")
-_TAIL: Final = 2 * SEAL_EVERY
-"""Among so many rows there is a seal, or the log begins."""
 
 
 class LogRows:
-    """A LogPlace. `folder` is the coordinator's audit folder."""
+    """A LogPlace. `folder` is the coordinator's audit folder, `writer` its URI, `key` its identity key: without it
+    lines are read alone."""
 
-    def __init__(self, rows: ChainedRows, folder: Path) -> None:
-        self.rows, self.folder = rows, folder
+    def __init__(self, rows: ChainedRows, folder: Path, *, writer: str, key: Ed25519PublicKey | None) -> None:
+        self.rows, self.folder, self.writer, self.key = rows, folder, writer, key
         self._alone = Lock()
         self._position: Position | None = None
         self._known = Head()  # the newest that this process knew to be there
@@ -56,6 +60,11 @@ class LogRows:
                 self._known = self._position.head
             yield _RowsEnd(self, self._position)
 
+    def go_on_from(self, position: Position) -> None:
+        """Of rows that were put there and checked otherwise, and may end without a seal."""
+        with self._alone:
+            self._position, self._known = position, position.head
+
     def write(self, entries: Sequence[Entry], position: Position) -> None:
         """Behind the end, which is held alone."""
         self._position = None  # until it is known to be written
@@ -65,28 +74,29 @@ class LogRows:
         self._position, self._known = position, position.head
 
     def _end(self) -> Position:
-        """Where the newest rows stand, checked from a seal on."""
-        lines = [self._line(row) for row in self.rows.last(_TAIL)]
+        """Where the newest rows stand: behind a seal of the coordinator's, over a row that is none."""
+        rows = self.rows.last(2)
         self._require_known()
-        if not lines:
+        self.rows.check_newest()
+        if not rows:
             if segments(self.folder):
                 raise StateError(
                     f"{self.where} is empty, and {self.folder} has a log, which goes on there: `coordinator serve` "
                     "takes it over"
                 )
             return Position()
-        entries = [entry_from_line(line.content, line.where) for line in lines]
-        seals = [number for number, entry in enumerate(entries) if entry.event is Event.SEALED]
-        begin = seals[-1] if seals else -1
-        if not seals and entries[0].sequence != 1:
-            raise IntegrityError(f"{self.where} has no seal in its newest {len(lines)} entries: they were put in")
-        at = None
-        if seals:
-            seal = entries[begin]
-            at = Position(head=seal.head, at=seal.at, sealed=seal.sequence)
-        walk = Verification(at=at)
-        for line in lines[begin + 1 :]:
-            walk.take(line.content, line.where)
+        if self.key is None:
+            raise ConfigurationError(f"the end of {self.where} is not known without the coordinator's identity key")
+        before, newest = (entry_from_line(row.content, self._line(row).where) for row in (rows[0], rows[-1]))
+        if newest.event is not Event.SEALED or before.event is Event.SEALED:
+            raise IntegrityError(
+                f"{self.where} ends with entry {newest.sequence} ({newest.event.value}), which no seal of the "
+                "coordinator's covers: it was put in by somebody who can write the database and has not its identity "
+                "key; find out who, and put back a database of before"
+            )
+        at = Position(head=before.head, unsealed=1, unsealed_since=before.at, at=before.at)
+        walk = Verification(writer=self.writer, keys=[self.key], at=at)
+        walk.take(rows[-1].content, self._line(rows[-1]).where)
         return walk.position
 
     def _require_known(self) -> None:
@@ -109,8 +119,8 @@ class _RowsEnd:
     position: Position
 
     def is_full_with(self, size: int) -> bool:
-        """A table has one part."""
-        return False
+        """A seal ends each transaction: no row is there that nobody signed."""
+        return True
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
         self.log.write(entries, position)

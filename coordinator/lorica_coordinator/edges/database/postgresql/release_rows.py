@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError as NotUnique
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows, Moved
 from lorica_coordinator.edges.database.round_tables import closed_plans, release_root
 from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
-from lorica_security.errors import StorageError
+from lorica_security.errors import IntegrityError, StorageError
 from lorica_security.privacy.ledger import Entry, read_ledger
 from silo_wire.canonical import Digest
 
@@ -23,10 +23,21 @@ class ReleaseRows:
 
     def __init__(self, rows: ChainedRows, seal: RootSeal) -> None:
         self.rows, self._seal = rows, seal
+        self._newest: ChainedRow | None = None  # that this process knew to be there
+        self._closed: frozenset[Digest] = frozenset()
 
     def entries(self) -> tuple[Entry, ...]:
-        raw = b"".join(row.content for row in self.rows.oldest_first())
-        return read_ledger(raw, self.rows.where)[0]
+        """Raises IntegrityError where those are missing that this process or its folder knows: epsilon that was spent
+        would be forgotten."""
+        known, kept = self._newest, self.rows.kept()  # first: whatever is known by now is found below
+        found = list(self.rows.oldest_first())
+        entries = read_ledger(b"".join(row.content for row in found), self.rows.where)[0]
+        for one, by in ((known, "this process"), (kept, str(self.rows.newest))):
+            if one is not None:
+                self.rows.require(one, found[one.sequence - 1] if one.sequence <= len(found) else None, by=by)
+        if found:
+            self._knows(found[-1])
+        return entries
 
     def append(self, entries: Sequence[Entry]) -> None:
         rows = [ChainedRow.of(entry.line(), self.rows.where) for entry in entries]
@@ -38,9 +49,20 @@ class ReleaseRows:
                 raise StorageError(f"{error}: nothing is released before the ledger was read again") from error
 
         self.rows.in_tries(append)
+        if rows:
+            self._knows(rows[-1])
 
     def closed(self) -> frozenset[Digest]:
-        return self._in_transaction(_closed)
+        """Raises IntegrityError where one is missing that this process knows."""
+        known = self._closed
+        found = self._in_transaction(_closed)
+        if lost := sorted(known - found):
+            raise IntegrityError(
+                f"{closed_plans.name} beside {self.rows.where} has not the plan {lost[0][:16]} any more, which was "
+                "closed: rows were deleted; put a newer database back"
+            )
+        self._closed |= found
+        return found
 
     def close(self, plans: Iterable[Digest]) -> None:
         listed = set(plans)
@@ -50,6 +72,10 @@ class ReleaseRows:
                 connection.execute(insert(closed_plans), [{"plan": plan} for plan in fresh])
 
         self._in_transaction(close)
+
+    def _knows(self, row: ChainedRow) -> None:
+        if self._newest is None or self._newest.sequence < row.sequence:
+            self._newest = row
 
     def began(self) -> bool:
         return bool(self.rows.last(1))
