@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from lorica_coordinator.edges.sums.round_evidence import RoundEvidence
 from lorica_coordinator.service.round_checks import RoundChecks
+from lorica_coordinator.vectors.kept_files import FOLDER_ALONE
 from lorica_security.errors import IntegrityError, PolicyRefusal, StateError
 from lorica_security.identifiers import Identity, Role, SiloName
 from lorica_security.identity.succession import succession_statement
@@ -71,7 +72,7 @@ class KeptAt(RoundEvidence):
     """The coordinator's own store of verdicts, on evidence in memory."""
 
     def __init__(self, folder: Path, rounds: Sequence[Made]) -> None:
-        self._kept_in, self._rounds = folder, rounds
+        self._kept_in, self._rounds, self._kept = folder, rounds, FOLDER_ALONE
 
     def _parsed(self, model: Digest) -> CheckableRound:
         return next(one for one in self._rounds if model_of(one) == model).checkable(identity_key("coordinator"))
