@@ -1,13 +1,15 @@
 """What a coordinator does while another one leads: it says so once, shows that it is alive, and is not ready.
 
-It listens on /metrics alone, from a thread, and on no other port; where the leader has that port too (one machine, one
-folder) on none. Any signal ends it.
+It listens on /metrics alone, from a thread, and on no other port. While another process has its folder, that one's
+address is the leader's, or of whoever leads next, and is left free for it; but for a name, which may lead each process
+to an address of its own (ops/compose/standby.yml). Any signal ends it.
 """
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,7 +21,7 @@ from lorica_coordinator.edges.telemetry.leadership_metrics import STANDS_BY, Lea
 from lorica_coordinator.settings import Settings
 from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.host_metrics import register_host
-from lorica_security.daemon.listen_address import address
+from lorica_security.daemon.listen_address import address, is_loopback
 from lorica_security.daemon.metrics_port import metrics_port
 from silo_wire.wire_version import OURS
 
@@ -35,6 +37,7 @@ class StandingBy:
         not."""
         self._file, self._load = settings, load
         self._thread: threading.Thread | None = None
+        self._said = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun = threading.Event()
@@ -60,10 +63,14 @@ class StandingBy:
 
     def __call__(self) -> None:
         if self._thread is None:
+            settings = Settings.read(self._file)
+            if self.lock is not None or _may_differ(address(settings.listen.metrics).host):
+                self._thread = threading.Thread(target=self._serve, args=(settings,), daemon=True)
+                self._thread.start()
+        if not self._said:
+            self._said = True
             _log.info("stands by", detail="another coordinator leads; this one takes over")
             tell_systemd("READY=1")
-            self._thread = threading.Thread(target=self._serve, args=(Settings.read(self._file),), daemon=True)
-            self._thread.start()
             self._load()
         if self.lock is None:
             tell_systemd("WATCHDOG=1")
@@ -89,3 +96,12 @@ class StandingBy:
             self._begun.set()
             await self._over.wait()
             self._loop = None
+
+
+def _may_differ(host: str) -> bool:
+    """Whether processes on one folder may have addresses of their own by `host`."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return not is_loopback(host)
+    return False
