@@ -343,8 +343,7 @@ def _kept(coordinator: Coordinator, leadership: "Leadership", start: Start) -> I
     leader = Leader(
         federation=coordinator.federation,
         term=leadership.term,
-        public_key=coordinator.keys.identity.public_key(),
-        sign=coordinator.keys.sign,
+        identity=coordinator.keys.identity,
         prove=leadership.hold,
     )
     keys = replace(coordinator, leadership=leadership).spool_keys

@@ -99,7 +99,7 @@ class Machines:
             path = vault.path(update, name)
             return path is not None and path.is_file()
 
-        leader = Leader(federation=FEDERATION, term=self.term, public_key=keys.identity.public_key(), sign=keys.sign)
+        leader = Leader(federation=FEDERATION, term=self.term, identity=keys.identity)
         kept = KeptInBucket(folder, self.bucket, leader, block_bytes=BLOCK)
         settle(kept, folder, has_key)
         store = SqlRoundStore(self.root / "state.sqlite", FEDERATION)

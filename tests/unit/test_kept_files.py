@@ -70,8 +70,7 @@ class Place:
         leader = Leader(
             federation=FEDERATION,
             term=term,
-            public_key=key.public_key(),
-            sign=lambda domain, statement: identity_key.sign(key, domain=domain.encode(), payload=statement),
+            identity=key,
         )
         self.kept = KeptInBucket(root, self.bucket, leader, block_bytes=block_bytes)
         self.keys = SpoolKeys(root / "spools", root / "attempt-keys" / "spools", term)
@@ -235,9 +234,7 @@ def test_the_bucket_has_nothing_of_a_file_but_its_size_and_digests(place: Makes)
 @given(content=st.binary(max_size=100), name=st.text(max_size=40), data=st.data())
 def test_a_block_opens_under_its_own_name_key_and_bytes_alone(content: bytes, name: str, data: st.DataObject) -> None:
     def cipher(key: Ed25519PrivateKey, federation: str = "north") -> BlockCipher:
-        return BlockCipher.of(
-            lambda domain, payload: identity_key.sign(key, domain=domain.encode(), payload=payload), federation
-        )
+        return BlockCipher.of(key, federation)
 
     sealed = bytes(cipher(KEY).seal(name, content))
     assert cipher(KEY).open(name, sealed, "it") == content, "the key comes again from the same identity"

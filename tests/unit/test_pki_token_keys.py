@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
-from lorica_coordinator.edges.database.sealing import root_seal
 from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_security.errors import ConfigurationError, LoricaError
 from lorica_security.host.key_file import PASSPHRASE, protect_all, read_key, write_key
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
+from lorica_security.identity import derived_key
 from lorica_security.identity.identity_key import new_identity_key, sign, verify
 from lorica_security.pkcs11_keys import reference, token_session
 from lorica_security.pkcs11_keys.reference import (
@@ -67,7 +67,7 @@ def test_a_root_of_noise_that_was_sealed_with_a_key_in_a_token_opens_with_it_aga
 
 def test_a_key_that_signs_anew_each_time_seals_no_root_of_noise(pin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a token may that puts randomness into each signature: what it sealed would be lost."""
-    monkeypatch.setattr(root_seal, "sign", lambda key, *, domain, payload: os.urandom(64))
+    monkeypatch.setattr(derived_key, "sign", lambda key, *, domain, payload: os.urandom(64))
     with pytest.raises(ConfigurationError, match=r"signs the same bytes in another way each time.*RFC 8032"):
         RootSeal(identity_in_token(uri("silo", "identity", pin), HOME), NORTH).seal(bytes(32))
 

@@ -1,23 +1,21 @@
 """Blocks of kept files are encrypted before they leave: the server, its people and its versions see ciphertext.
 
 Evidence of masked rounds has what silos revealed for a sum, and whoever reads it counts as one that colludes. The key
-is in neither bucket nor database: it follows from a signature of the coordinator's identity key over a statement that
-is signed for nothing else and never told. Ed25519 gives the same signature each time, from a file and from a token.
+is in neither bucket nor database: it follows from the coordinator's identity key
+(lorica_security/identity/derived_key.py).
 """
 
-import hashlib
 import secrets
-from collections.abc import Callable
 from typing import Final, Self
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from lorica_security.errors import IntegrityError
+from lorica_security.identity.derived_key import key_of_identity
 
-DOMAIN: Final = "kept-block-key"
+DOMAIN: Final = b"kept-block-key"
 NONCE_BYTES: Final = 12
 MORE_BYTES: Final = NONCE_BYTES + 16
 """By which an object is longer than its block: nonce, tag."""
@@ -30,10 +28,9 @@ class BlockCipher:
         self._cipher = AESGCM(key)
 
     @classmethod
-    def of(cls, sign: Callable[[str, bytes], bytes], federation: str) -> Self:
-        """`sign`: by domain and statement, with the coordinator's identity key."""
-        secret = hashlib.sha256(sign(DOMAIN, federation.encode())).digest()
-        return cls(HKDF(SHA256(), 32, salt=None, info=b"lorica/v1/kept-block\0" + federation.encode()).derive(secret))
+    def of(cls, identity: Ed25519PrivateKey, federation: str) -> Self:
+        """Raises ConfigurationError for a key that cannot be used so."""
+        return cls(key_of_identity(identity, DOMAIN, federation.encode()))
 
     def seal(self, name: str, content: bytes | memoryview) -> memoryview:
         """`content` encrypted for the object of this name."""

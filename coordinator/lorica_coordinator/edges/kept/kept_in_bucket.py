@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket, Called
@@ -30,6 +30,7 @@ from lorica_coordinator.edges.kept.kept_file import (
 from lorica_security.errors import IntegrityError, StorageError
 from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
+from lorica_security.identity import identity_key
 
 R = TypeVar("R")
 
@@ -41,14 +42,16 @@ WORK: Final = "bringing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """Whose files: `sign` with the identity key that `public_key` is of, in its `term`."""
+    """Whose files: of the coordinator with this `identity` key, in its `term`."""
 
     federation: str
     term: int
-    public_key: Ed25519PublicKey
-    sign: Callable[[str, bytes], bytes]
+    identity: Ed25519PrivateKey
     prove: Callable[[], None] = lambda: None
     """Raises where another one leads by now: asked before an index is put, and before anything is deleted."""
+
+    def sign(self, domain: str, statement: bytes) -> bytes:
+        return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
 
 def newest_term(bucket: Bucket) -> int:
@@ -65,7 +68,7 @@ class KeptInBucket:
         self._block_bytes = block_bytes
         self._bucket = bucket
         self._leader = leader
-        self._cipher = BlockCipher.of(leader.sign, leader.federation)
+        self._cipher = BlockCipher.of(leader.identity, leader.federation)
         self._objects: dict[str, set[ObjectName]] = {}  # by path
         self._marks: dict[str, FileMark] = {}
         self._unneeded: set[ObjectName] = set()
@@ -143,7 +146,7 @@ class KeptInBucket:
             raise IntegrityError(f"{where} is gone: somebody deletes there; restore it from the bucket's versions")
         leader = self._leader
         kept = KeptFile.parse(
-            raw, leader.public_key, federation=leader.federation, path=path, term=newest.term, where=where
+            raw, leader.identity.public_key(), federation=leader.federation, path=path, term=newest.term, where=where
         )
         target = self._root / path
         mark = self._same(target, kept)

@@ -1,8 +1,5 @@
 """The root that noise is made from, sealed before it goes into a database: any coordinator with the same identity key
-opens it, and nobody else.
-
-The key is expanded from a signature that the identity key makes for this alone and that is never shown. Ed25519 signs
-the same bytes the same way each time (RFC 8032), so this works with a key in a token as well.
+opens it, and nobody else (lorica_security/identity/derived_key.py).
 """
 
 import secrets
@@ -11,12 +8,10 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from lorica_security.errors import ConfigurationError, IntegrityError
+from lorica_security.errors import IntegrityError
 from lorica_security.identifiers import FederationName
-from lorica_security.identity.identity_key import sign
+from lorica_security.identity.derived_key import key_of_identity
 
 DOMAIN: Final = b"release-root-seal"
 _NONCE_BYTES: Final = 12
@@ -30,11 +25,6 @@ class RootSeal:
 
     def seal(self, root: bytes) -> bytes:
         """A fresh nonce of 96 bits, then AES-256-GCM. Raises ConfigurationError where it could not be opened again."""
-        if self._signature() != self._signature():
-            raise ConfigurationError(
-                "the coordinator's identity key signs the same bytes in another way each time: what is sealed with it "
-                "cannot be opened again, and no sum is noised; use a token that signs Ed25519 as RFC 8032 has it"
-            )
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._key().encrypt(nonce, root, self._bound)
 
@@ -49,7 +39,4 @@ class RootSeal:
             ) from error
 
     def _key(self) -> AESGCM:
-        return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"lorica/v1/" + DOMAIN).derive(self._signature()))
-
-    def _signature(self) -> bytes:
-        return sign(self._identity, domain=DOMAIN, payload=self._bound)
+        return AESGCM(key_of_identity(self._identity, DOMAIN, self._bound))
