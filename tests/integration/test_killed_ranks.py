@@ -51,7 +51,7 @@ PRIVATELY: list[Case] = [
     for rank in (0, 1)
     for who in WHO
 ]
-SOME_PLAIN: list[Case] = [("checkpoint-half", 1, 0, "launcher"), ("summed", 5, 1, "agent")]
+SOME_PLAIN: list[Case] = [("checkpoint-half", 1, 0, "launcher")]
 SOME_PRIVATELY: list[Case] = [("noised", 1, 1, "rank")]
 
 

@@ -110,7 +110,13 @@ OF_SINGLE_SILOS = {
     "silo: Scores of the global model here",
     "silo: Loss reduction and norm of the delta",
 }
-NOT_CAUSED = {"LoricaScoreFalling", "LoricaAuthorityEndsSoon", "LoricaNoLeader", "LoricaStandbyMissing"}
+NOT_CAUSED = {
+    "LoricaScoreFalling",
+    "LoricaAuthorityEndsSoon",
+    "LoricaNoLeader",
+    "LoricaStandbyMissing",
+    "LoricaBucketFailing",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from silo_agent.rounds.update import TrainingStopped
 from silo_agent.training.checkpoint import CheckpointFile, TrainingIdentity, TrainingState
 from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.loss_log import LossLog
@@ -190,7 +191,7 @@ def test_it_moves_the_same_from_the_same_words_after_a_training_that_was_stopped
     """A private training that is cut off begins anew: its optimizer does, too."""
     models = [t5(), t5()]
     train(models[0], examples_of(20), section=CORRECTED)
-    with pytest.raises(private_trainer.TrainingStopped):
+    with pytest.raises(TrainingStopped):
         train(t5(), examples_of(20), section=CORRECTED, should_stop=iter([False, False, True]).__next__)
     train(models[1], examples_of(20), section=CORRECTED)
     one, other = map(flat, models)

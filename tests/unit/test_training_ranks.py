@@ -758,20 +758,21 @@ def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> 
 
 def test_the_agent_looks_for_frames_where_there_may_be_some(tmp_path: Path) -> None:
     """Once more after each change, for one that a coarse time of change hides; and each second whatever it says."""
-    now = [0.0]
-    news = News(tmp_path, lambda: now[0])
+    now, folder = [0.0], tmp_path / "frames"
+    folder.mkdir()
+    news = News(folder, lambda: now[0])
 
     def looks(times: int) -> list[bool]:
         return [news.may_be_there() for _ in range(times)]
 
     assert looks(4) == [True, True, False, False]
-    frames.put(tmp_path / "progress-1", b"0.5")
-    at = tmp_path.stat().st_mtime_ns
-    os.utime(tmp_path, ns=(at + 1, at + 1))
+    frames.put(folder / "progress-1", b"0.5")
+    at = folder.stat().st_mtime_ns
+    os.utime(folder, ns=(at + 1, at + 1))
     assert looks(3) == [True, True, False]
     now[0] += 1.1
     assert looks(2) == [True, False]
-    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    folder.rename(tmp_path / "elsewhere")
     assert looks(2) == [True, True], "what is wrong is said by whoever looks"
 
 
