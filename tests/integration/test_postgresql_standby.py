@@ -242,8 +242,25 @@ def test_one_that_stands_by_is_alive_and_not_ready_and_frees_its_port(tmp_path: 
         assert "lorica_plan_running" not in text, "of rounds it knows nothing"
         stand_by.end()
         with socket.create_server(("127.0.0.1", port)), StandingBy(file) as second:
-            second()  # of another coordinator on this machine: it stands by all the same
-            second._begun.wait(20)
+            second.lock = lock
+            second()  # the port is of another coordinator on this machine: it stands by all the same
+            assert second._begun.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"), [("127.0.0.1", False), ("localhost", False), ("[::1]", False), ("metrics", True)]
+)
+def test_on_one_folder_it_listens_on_no_address_that_whoever_leads_next_wants(
+    host: str, listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was started again took it before the one that led next: a name alone may be each one's own address."""
+    file, served = tmp_path / "federation.toml", []
+    file.write_text(settings_text("north", ["localhost"], metrics_host=host))
+    monkeypatch.setattr(StandingBy, "_serve", lambda self, settings: (served.append(host), self._begun.set()))
+    with StandingBy(file) as stand_by:
+        stand_by()
+        stand_by.end()
+        assert served == [host] * listens
 
 
 # --- stopped at an instant of the adversary's choice
