@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.test_private_rank_processes import PRIVATE, TRAINING, deviations
 from tests.support.killed_ranks import POINTS, Kill, launched
-from tests.support.rank_silo import EPOCHS, STEPS_PER_EPOCH, RankSilo
+from tests.support.rank_silo import EPOCHS, STEPS_PER_EPOCH, RankSilo, require_nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -63,9 +63,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left(root: Path) -> Iterator[None]:
     yield
-    assert not list(root.glob("ranks/group-*"))
-    for path in root.glob("updates-*/*"):
-        path.unlink()
+    require_nothing_left(root)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS
 from tests.support.killed_ranks import launched
-from tests.support.rank_silo import RankSilo
+from tests.support.rank_silo import RankSilo, require_nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,9 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left(root: Path) -> Iterator[None]:
     yield
-    assert not list(root.glob("ranks/group-*"))
-    for path in root.glob("updates-*/*"):
-        path.unlink()
+    require_nothing_left(root)
 
 
 def deviations(update: Path) -> np.ndarray:

@@ -157,3 +157,10 @@ def in_ranks(world: int, work: Callable[[Together], Any], timeout_s: float = 60.
     for thread in threads:
         thread.join()
     return outcomes
+
+
+def require_nothing_left(root: Path) -> None:
+    """No group of ranks has left its folder below `root`; what trainings wrote is deleted, for the next one."""
+    assert not list(root.glob("ranks/group-*"))
+    for path in root.glob("updates-*/*"):
+        path.unlink()
