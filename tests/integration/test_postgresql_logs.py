@@ -780,12 +780,12 @@ def test_who_does_not_lead_only_looks(pair: tuple[Candidate, Candidate]) -> None
 
 
 def test_a_log_that_two_add_to_at_once_has_one_line_after_another(rows: Place) -> None:
-    """The leader and a command. More of them may be told to try again."""
-    logs = [rows.log() for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
+    """Whoever they are: two with the same lease, a command, or an answer that was lost."""
+    logs = [rows.log() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda log: [log.append(Event.REFUSED) for _ in range(5)], logs))
     reading = rows.read()
-    assert sum(entry.event is Event.REFUSED for entry in reading.entries) == 10
+    assert sum(entry.event is Event.REFUSED for entry in reading.entries) == 20
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -55,7 +55,7 @@ def test_a_run_in_lower_case_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
-@pytest.mark.parametrize("name", ["small", "small-upper", "small-mini", "small-cold"])
+@pytest.mark.parametrize("name", ["small", "small-whole", "small-upper", "small-mini", "small-cold"])
 def test_the_small_silos_studies_can_be_read(name: str) -> None:
     import lorica.experiments
 

@@ -19,9 +19,10 @@ from lorica_security.errors import ConfigurationError, StorageError
 R = TypeVar("R")
 
 OLDEST_VERSION: Final = 14
-TRIES: Final = 6
+TRIES: Final = 10
 """Of one transaction, where others were in its way each time."""
 _FIRST_PAUSE_S: Final = 0.005
+_DOUBLINGS: Final = 5
 CONNECT_S: Final = 10
 _SESSION: Final = {
     "statement_timeout": "30s",
@@ -86,7 +87,7 @@ class PostgresqlDatabase:
             except GaveWay as error:
                 last = error
                 # A random part: two that met once do not meet again for having waited alike.
-                time.sleep(_FIRST_PAUSE_S * 2**number * (1 + secrets.randbelow(1000) / 1000))
+                time.sleep(_FIRST_PAUSE_S * 2 ** min(number, _DOUBLINGS) * (1 + secrets.randbelow(1000) / 1000))
         raise StorageError(
             f"{self.name}: a transaction gave way to others {TRIES} times: see pg_stat_activity for who writes there"
         ) from last
