@@ -31,6 +31,7 @@ from lorica_coordinator.edges.sums.plan_parts import plan_parts
 from lorica_coordinator.edges.telemetry.leadership_metrics import LeadershipCollector, Standing
 from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
+from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
 from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
 from lorica_coordinator.opened import Coordinator, disks
@@ -64,7 +65,12 @@ async def service_of(
     clock: Clock = time.time,
     steady: Steady = time.monotonic,
 ) -> AsyncIterator[tuple[Federation, asyncio.Task[None]]]:
-    """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock."""
+    """The service on this folder's state, and the task that is its loop. The caller holds the folder's lock.
+
+    Raises ConfigurationError where the folder's authorities are older than what its log tells.
+    """
+    if coordinator.settings.storage.database:
+        require_newest(audit.place, coordinator.keys.authorities, coordinator.folder.keys)
     store = coordinator.open_store()
     try:
         spools = coordinator.spools
@@ -102,8 +108,7 @@ async def service_of(
 
 
 def _authority_changed(coordinator: Coordinator, audit: AuditLog) -> None:
-    standings = coordinator.keys.authorities.standings()
-    audit.append(Event.AUTHORITY_CHANGED, **{f"is_{item.name.replace('-', '_')}": item.stage for item in standings})
+    audit.append(Event.AUTHORITY_CHANGED, **told(coordinator.keys.authorities.standings()))
 
 
 def _aggregator(

@@ -158,6 +158,12 @@ class Mistake(Enum):
         "the PostgreSQL database of `[storage] database` cannot be used as it is",
         "see that the server runs and is reached, that it is the one that is written to, and its role and tables",
     )
+    KEYS_OLDER = Misconfiguration(
+        "keys-older",
+        "state database",
+        "another coordinator of this database has made or retired an authority, and this folder has not",
+        "copy all of that coordinator's keys/ to this folder",
+    )
     BUCKET = Misconfiguration(
         "bucket-unusable",
         "bucket",
