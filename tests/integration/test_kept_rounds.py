@@ -21,9 +21,9 @@ from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
 from lorica_coordinator.edges.kept.settled import settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
-from lorica_coordinator.rounds.states import Collecting, Finished
+from lorica_coordinator.rounds.states import Collecting, Finished, Stopped, course_of
 from lorica_coordinator.service.records import RoundRow
-from lorica_security.errors import StorageError
+from lorica_security.errors import StateError, StorageError
 from silo_wire.messages import Order, Train
 from silo_wire.plans.plan import PlanBundle
 from tests.support.coordinator_service import (
@@ -169,6 +169,48 @@ async def nothing_is_left_but_the_newest(machines: Machines) -> None:
     assert models == kept
     assert len(models) <= 2, "the newest and the best"
     assert not list((machines.root / "vault").rglob("*.key"))
+
+
+async def is_stopped(coordinator: Running) -> None:
+    loop, changed = coordinator.service._loop, asyncio.Event()
+    loop.on_change.append(changed.set)
+    while not isinstance(loop.state, Stopped):
+        changed.clear()
+        await asyncio.wait_for(changed.wait(), 60)
+
+
+async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is(
+    moto: S3Server, made: Path, tmp_path: Path
+) -> None:
+    """The index of the present model goes in the bucket, with the machine: no silo trains for nothing, no other model
+    goes, and nothing is lost once it is back."""
+    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
+    machines = Machines(tmp_path, made, moto.bucket("no-model"))
+    async with machines.leading("first", with_plans=True) as coordinator:
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+        await work_together(coordinator.service, bank, hospital, until=is_second_train)
+        present = course_of(coordinator.service._loop.state).model  # type: ignore[union-attr]
+    shutil.rmtree(machines.folder("first"))
+    (index,) = [name for name in machines.bucket.names() if name.endswith(f"/{present}.safetensors/index")]
+    content = machines.bucket.get(index, BLOCK)
+    assert content is not None
+    machines.bucket.delete([index])
+
+    others = [name for name in machines.bucket.names() if "/models/" in name]
+    async with machines.leading("second") as coordinator:
+        await is_stopped(coordinator)
+        for _ in range(2):
+            with pytest.raises(StateError, match=rf"model {present} of plan kept.*is stored nowhere.*--leave kept"):
+                await coordinator.service.start_plan()
+    assert set(others) <= set(machines.bucket.names())
+
+    machines.bucket.put(index, bytes(content))
+    async with machines.leading("third") as coordinator:
+        await coordinator.service.start_plan()
+        await work_together(coordinator.service, bank, hospital, until=is_finished)
+        found = [row for row in rows(await coordinator.service.rounds()) if row[2] == "applied"]
+        assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in expected]
 
 
 async def test_without_the_vault_the_round_goes_on_without_that_update(

@@ -21,11 +21,19 @@ from sqlalchemy.exc import OperationalError
 
 from lorica.demo.ports import free_ports
 from lorica_coordinator.edges.database.open_store import leadership_of
-from lorica_coordinator.edges.database.postgresql.leadership import LOCK, STANDBY, Leadership, alone, read_only
+from lorica_coordinator.edges.database.postgresql.leadership import (
+    LATEST_TERM,
+    LOCK,
+    STANDBY,
+    Leadership,
+    alone,
+    read_only,
+)
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.sealing.key_vault import FolderKeyVault
+from lorica_coordinator.edges.kept.kept_file import ObjectName
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.key_place import MARK
@@ -49,6 +57,9 @@ def place(server: PostgresqlServer, tmp_path: Path, request: pytest.FixtureReque
     name = f"d{abs(hash(request.node.name)) % 10**9}"
     server.execute(f"CREATE DATABASE {name}")
     return DatabasePlace.parse(f"postgresql+psycopg://{SUPERUSER}@/{name}?host={server.folder}", tmp_path)
+
+
+PATH = f"bundles/{'a' * 64}.bundle"
 
 
 class Candidate:
@@ -253,6 +264,27 @@ def test_a_number_that_two_terms_have_fences_all_the_same(place: DatabasePlace, 
     with pytest.raises(Overtaken):
         first.leadership.hold()
     first.leadership.release()
+
+
+@pytest.mark.parametrize("term", [LATEST_TERM, 2**63 - 1])
+def test_no_term_is_begun_that_no_name_has_room_for(place: DatabasePlace, server: PostgresqlServer, term: int) -> None:
+    """Files of such a term are found by nobody."""
+    assert str(ObjectName(LATEST_TERM, PATH, "index")).startswith(f"t{LATEST_TERM}/")
+    assert ObjectName.parse(str(ObjectName(LATEST_TERM, PATH, "index"))) is not None
+    assert ObjectName.parse(str(ObjectName(LATEST_TERM + 1, PATH, "index"))) is None
+    first = Candidate(place)
+    assert first.take()
+    first.leadership.release()
+    server.execute(f"UPDATE leadership SET term = {term} WHERE id = 1", database=str(place.url.database))
+    for _ in range(2):
+        with pytest.raises(StorageError, match=rf"has the term {term} in its table leadership.*database of before"):
+            Candidate(place).take()
+    assert server.rows("SELECT term FROM leadership WHERE id = 1", database=str(place.url.database)) == [(term,)]
+    server.execute(f"UPDATE leadership SET term = {LATEST_TERM - 1} WHERE id = 1", database=str(place.url.database))
+    last = Candidate(place)
+    assert last.take()
+    assert last.leadership.term == LATEST_TERM
+    last.leadership.release()
 
 
 def test_a_term_begins_after_those_that_left_keys_whatever_the_database_says(

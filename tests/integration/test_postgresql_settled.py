@@ -124,6 +124,7 @@ def lost(server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory) -> 
     assert federation.command("invite", C).code == 0
     federation.dump(folder / "old.dump")
     assert federation.command("invite", B).code == 0
+    assert federation.command("audit", "export", folder / "early").code == 0
     assert federation.command("revoke", A).code == 0
     federation.enrol(C)
     federation.release(2)
@@ -195,6 +196,35 @@ def test_without_the_newer_ledger_plans_are_closed(put_back: Federation, copy: P
     with pytest.raises(BudgetSpent, match="came from a backup"):
         put_back.release(3)
     assert put_back.silos() == {A: False, B: True, C: True}
+
+
+def test_a_log_that_ends_before_what_the_folder_knows_is_taken_by_word_alone(put_back: Federation, copy: Path) -> None:
+    """Else who was revoked since it was copied is in again, and epsilon that was spent since is forgotten, unsaid."""
+    early = copy.with_name("early")
+    end, known = len(read_log(early).entries), len(read_log(copy).entries)
+    words = ("settle", "--log", early, "--ledger", early / "ledger")
+    for _ in range(2):
+        put_back.command(*words).is_refusal(
+            ConfigurationError, f"ends with entry {end}, and entry {known} is known", "--without-rest"
+        )
+    put_back.command("invite", C).is_refusal(IntegrityError, "`coordinator settle`")
+    done = put_back.command(*words, "--without-rest")
+    assert done.code == 0, done.err
+    assert f"whoever was revoked by entries {end + 1} to {known}, which are lost, is in again" in done.out
+    assert "stays so" not in done.out
+    assert put_back.silos() == {A: True, B: True}
+    assert f"closed: plan {PLAN[:16]}, of which sums may have been released since" in done.out
+    with pytest.raises(BudgetSpent, match="came from a backup"):
+        put_back.release(3)
+
+
+def test_a_ledger_that_ends_before_what_the_folder_knows_closes_its_plans(put_back: Federation, copy: Path) -> None:
+    """Also where the log that came with it is whole, and where its last sum is of a plan that nothing else names."""
+    done = put_back.command("settle", "--log", copy, "--ledger", copy.with_name("early") / "ledger")
+    assert done.code == 0, done.err
+    assert f"closed: plan {PLAN[:16]}" in done.out
+    with pytest.raises(BudgetSpent, match="came from a backup"):
+        put_back.release(3)
 
 
 def test_without_the_newer_log_that_is_said_and_plans_are_closed(put_back: Federation, copy: Path) -> None:

@@ -161,6 +161,20 @@ def test_retain_deletes_other_models_and_their_state(store: ModelStore, state: P
     store.retain({initial, kept})
 
 
+def test_no_model_goes_where_one_that_is_kept_is_not_stored(store: ModelStore, state: Path) -> None:
+    """The state is of another instant than the files are. Whatever is missing of that model: all of it, or its file."""
+    initial, kept, newer = store.initial(), add(store, store._layout, 1), add(store, store._layout, 2)
+    folder = next(path for path in (state / "models").iterdir() if path.is_dir())
+    for lost in (folder / f"{kept}.safetensors", folder / f"{kept}.manifest.json"):
+        lost.unlink()
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(StorageError, match=f"model {kept} is not stored.*no other one there is deleted"):
+            store.retain({initial, kept})
+        assert sorted(folder.rglob("*")) == before
+    store.retain({initial})
+    assert not store.exists(newer)
+
+
 def test_next_model_is_written_over_the_files_of_a_deleted_one(store: ModelStore, state: Path) -> None:
     initial, first = store.initial(), add(store, store._layout, 1)
     folder = next(path for path in (state / "models").iterdir() if path.is_dir())

@@ -93,6 +93,13 @@ def settle(
     ledger: Annotated[
         Path | None, typer.Option("--ledger", help="With --log: `ledger` of that copy, under silo-level privacy.")
     ] = None,
+    without_rest: Annotated[
+        bool,
+        typer.Option(
+            "--without-rest",
+            help="With --log: what is known to have come after it is lost; who was revoked then is let in again.",
+        ),
+    ] = False,
     directory: Dir = None,
 ) -> None:
     """After pg_restore, before serve: shut out again who was revoked since, void invitations, stop the plan, close
@@ -109,12 +116,12 @@ def settle(
         try:
             done = bring_up(
                 store, leader.audit(), leader.releases, leader.settings, leader.federation,
-                log=log, ledger=ledger, now=time.time(),
+                log=log, ledger=ledger, without_rest=without_rest, now=time.time(),
             )  # fmt: skip
         finally:
             store.close()
     say("the state is settled; its plan is stopped")
-    _say_settled(done.silos, done.closed, done.since)
+    _say_settled(done.silos, done.closed, done.since, done.lost)
 
 
 def _require_log_or_word(log: Path | None, without_log: bool) -> None:
@@ -125,7 +132,9 @@ def _require_log_or_word(log: Path | None, without_log: bool) -> None:
         )
 
 
-def _say_settled(silos: Sequence[str], closed: Sequence[str], since: CaughtUp | None) -> None:
+def _say_settled(
+    silos: Sequence[str], closed: Sequence[str], since: CaughtUp | None, lost: tuple[int, int] | None = None
+) -> None:
     listed = ", ".join(silos) or "no silo"
     if since is None:
         say(
@@ -133,7 +142,14 @@ def _say_settled(silos: Sequence[str], closed: Sequence[str], since: CaughtUp | 
             "not be"
         )
     else:
-        say(f"enrolled, as the newer log has it: {listed}; who was revoked since stays so")
+        if lost is None:
+            say(f"enrolled, as the newer log has it: {listed}; who was revoked since stays so")
+        else:
+            say(
+                f"enrolled, as the newer log has it up to entry {lost[0] - 1}: {listed}; whoever was revoked by "
+                f"entries {lost[0]} to {lost[1]}, which are lost, is in again: shut out with coordinator revoke who "
+                "should not be"
+            )
         for said, names in (
             ("revoked", since.revoked),
             ("registered", since.let_in),

@@ -5,6 +5,7 @@ import asyncio
 
 import structlog
 
+from lorica_coordinator.rounds.events import PlanStopped
 from lorica_coordinator.rounds.states import Finished, Stopped, course_of, round_of
 from lorica_coordinator.service.callers.lookers import ForLookers
 from lorica_coordinator.service.callers.operators import ForOperators
@@ -20,7 +21,8 @@ class Federation(ForSilos, ForOperators, ForLookers):
     async def start(self) -> None:
         """Take up the persisted state; raises StorageError, or what is wrong with the plan under way.
 
-        A plan that is over, or stopped, may be one of another release: the next one is started beside it.
+        A plan that is over, or stopped, may be one of another release: the next one is started beside it. One whose
+        present model is not stored is stopped, before silos train for it.
         """
         await self.groups.load()
         await self._loop.resume()
@@ -31,7 +33,10 @@ class Federation(ForSilos, ForOperators, ForLookers):
         await self.enrolment.resume()
         if (course := course_of(self._loop.state)) is not None:
             try:
-                await self._desk.opened(course.terms.plan)
+                opened = await self._desk.opened(course.terms.plan)
+                if not isinstance(self._loop.state, (Finished, Stopped)) and (wrong := self._missing(opened, course)):
+                    _log.error("the plan is stopped", plan=course.terms.name, detail=wrong)
+                    self._loop.post_soon(PlanStopped(now=self._loop.now()))
             except PlanOfAnotherRelease as error:
                 if not isinstance(self._loop.state, (Finished, Stopped)):
                     raise

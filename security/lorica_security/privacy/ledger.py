@@ -147,7 +147,7 @@ def read_ledger(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
     head, whole = Head(), 0
     *lines, _ = raw.split(b"\n")
     for number, line in enumerate(lines, 1):
-        entry = _entry(line + b"\n", f"{where} line {number}")
+        entry = entry_of(line + b"\n", f"{where} line {number}")
         if (entry.sequence, entry.previous) != (head.sequence + 1, head.digest):
             raise IntegrityError(
                 f"{where} line {number}: entry {entry.sequence} does not follow entry {head.sequence}: entries were "
@@ -165,7 +165,7 @@ def read_releases(raw: bytes, where: str) -> tuple[tuple[Entry, ...], int]:
     Each is checked by itself. Raises IntegrityError naming `where`.
     """
     *lines, _ = raw.split(b"\n")
-    entries = tuple(_entry(line + b"\n", f"{where} line {number}") for number, line in enumerate(lines, 1))
+    entries = tuple(entry_of(line + b"\n", f"{where} line {number}") for number, line in enumerate(lines, 1))
     return entries, sum(len(line) + 1 for line in lines)
 
 
@@ -185,7 +185,8 @@ def check_head(entries: Sequence[Entry], known: Head, *, where: str, by: str) ->
         )
 
 
-def _entry(line: bytes, where: str) -> Entry:
+def entry_of(line: bytes, where: str) -> Entry:
+    """What one line says, by itself; raises IntegrityError naming `where`."""
     try:
         value: Any = json.loads(line)
         if len(line) > _MOST_LINE_BYTES or not isinstance(value, dict):

@@ -194,7 +194,9 @@ class ModelStore:
         """Let every model of this plan that is not in `models` go, with its optimizer state; the last one's files
         become spares.
 
-        Nothing goes while somebody holds the models, to copy them: then it is for the next call.
+        Nothing goes while somebody holds the models, to copy them: then it is for the next call. Raises StorageError,
+        and lets none go, where one of `models` is not stored: the state is of another instant than the files are, and
+        the others may be what is left.
         """
         with letting_models_go(self._folder.parent) as alone:
             if alone:
@@ -204,6 +206,11 @@ class ModelStore:
         try:
             stored = {_model_of(path) for path in self._folder.iterdir() if not _belongs_to_none(path)}
             stored |= {_model_of(path) for path in self._kept_here() if not _belongs_to_none(path)}
+            if missing := [model for model in sorted(models) if not self.exists(model)]:
+                raise StorageError(
+                    f"model {missing[0]} is not stored in {self._folder}, so that no other one there is deleted: bring "
+                    "it back"
+                )
             spares = SpareFiles(self._folder / SPARE)
             for model in sorted(stored - models):
                 self._manifests.pop(model, None)

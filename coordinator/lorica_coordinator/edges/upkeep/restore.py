@@ -48,7 +48,7 @@ from lorica_security.on_disk.ledger_file import PrivacyLedgerFile
 from lorica_security.on_disk.log_file import LogFiles, segments
 from lorica_security.pkcs11_keys.reference import identity_key_of
 from lorica_security.pkcs11_keys.token_uri import SCHEME, TokenUri
-from lorica_security.privacy.ledger import check_head, head_of
+from lorica_security.privacy.ledger import Entry, check_head, head_of
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanOfAnotherRelease
 
@@ -206,15 +206,23 @@ def _go_on_from(
 
 
 def close_plans(
-    releases: ReleaseLedger, settings: Settings, since: CaughtUp | None, ledger: Path | None
+    releases: ReleaseLedger,
+    settings: Settings,
+    since: CaughtUp | None,
+    ledger: Path | None,
+    *,
+    whole: bool = True,
+    newest: Entry | None = None,
 ) -> tuple[str, ...]:
     """Those that were begun or released and may have released more since; where the newer ledger goes on from the
-    older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed.
+    older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed. Not
+    `whole`: the log is known to have gone on. `newest`: a release that is known to have been there.
     """
     entries = releases.kept.entries()
     begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
     known = begun | {Digest(entry.plan) for entry in entries}
     told = set() if since is None else since.released
+    has: set[tuple[int, str]] = set()
     if ledger is None or since is None:
         closed = known | {plan for _, plan in told}
     else:
@@ -233,6 +241,10 @@ def close_plans(
         closed = {plan for number, plan in told if (number, plan) not in has}
         if since.forgotten:
             closed |= known | since.in_doubt
+    if not whole:
+        closed |= known | {plan for _, plan in told}
+    if newest is not None and (newest.sequence, newest.plan) not in has:
+        closed |= known | {Digest(newest.plan)}
     if closed:
         releases.close(closed)
     return tuple(sorted(releases.closed()))

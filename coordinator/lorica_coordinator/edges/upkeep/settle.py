@@ -9,6 +9,9 @@ does for a folder (restore.py), with the same code.
     the round under way    given up, plan stopped   given up, plan stopped
     the log                goes on where it was     goes on from then; the entry `settle` says so
 
+A newer log that ends before what a folder knows to have been there is none of the first column's: it is taken by word
+alone, plans are closed as without it, and who was revoked since its end is let in again.
+
 May be repeated, also after a kill: the newer log's entries become rows after what they say is in the records, and only
 at its end does the folder forget that it knew newer rows, which is what keeps a coordinator from leading until then.
 """
@@ -31,20 +34,24 @@ from lorica_coordinator.edges.upkeep.taken_up import (
 )
 from lorica_coordinator.rounds.without_updates import without_updates
 from lorica_coordinator.settings import Settings
-from lorica_security.audit.entry import Entry, Event
+from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import FederationName
 from lorica_security.on_disk.log_file import AuditLog
 from lorica_security.on_disk.reading import Reading, read_log
+from lorica_security.privacy.ledger import Entry as Release
+from lorica_security.privacy.ledger import entry_of as release_of
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """As of `Restored`."""
+    """As of `Restored`; `lost` are the numbers of the first and the last entry of the log that is known to have been
+    there and that nobody gave."""
 
     silos: tuple[str, ...]
     closed: tuple[str, ...]
     since: CaughtUp | None
+    lost: tuple[int, int] | None = None
 
 
 def settle(
@@ -56,13 +63,14 @@ def settle(
     *,
     log: Path | None,
     ledger: Path | None,
+    without_rest: bool = False,
     now: float,
 ) -> Settled:
     """The caller leads. `log` is the newer audit log in a folder, None where it is lost, `ledger` the newer ledger;
-    `now` in Unix seconds.
+    `without_rest`: what is known to have come after `log` is lost. `now` in Unix seconds.
 
-    Raises ConfigurationError where the state is not in PostgreSQL, IntegrityError for a log or ledger that does not go
-    on from the database's, StorageError.
+    Raises ConfigurationError where the state is not in PostgreSQL, or `log` ends too early and nobody said that the
+    rest is lost, IntegrityError for a log or ledger that does not go on from the database's, StorageError.
     """
     place, kept = audit.place, releases.kept
     if not isinstance(place, LogRows) or not isinstance(kept, ReleaseRows):
@@ -72,11 +80,17 @@ def settle(
     for rows in (place.rows, kept.rows):
         rows.put_back = True
     go_on_from_folder(place, kept, audit, releases)
-    since = None
+    since = lost = None
     if log is not None:
         reading, known = _newer(log, place, audit)
+        lost = _lost(place, reading)
+        if lost is not None and not without_rest:
+            raise ConfigurationError(
+                f"{log} ends with entry {lost[0] - 1}, and entry {lost[1]} is known to have been there: who was "
+                "revoked in between would be let in again; give a newer copy, or --without-rest where there is none"
+            )
         since = catch_up(place.rows.transaction(), federation, reading, known)
-    closed = close_plans(releases, settings, since, ledger)
+    closed = close_plans(releases, settings, since, ledger, whole=lost is None, newest=_newest_release(kept))
     store.void_invitations(pins=())
     state, records = without_updates(store.load(), 0.0)
     store.transition(state, records, at=now, now=0.0)
@@ -92,7 +106,26 @@ def settle(
         rows.forget()
         for newest in rows.last(1):
             rows.remember(newest)
-    return Settled(silos=silos, closed=closed, since=since)
+    return Settled(silos=silos, closed=closed, since=since, lost=lost)
+
+
+def _lost(place: LogRows, newer: Reading) -> tuple[int, int] | None:
+    """What is known to have come after the end of the newer log, or in place of it; a seal of its end is nothing."""
+    known = place.rows.newest_known()
+    if known is None:
+        return None
+    end = len(newer.entries)
+    if known.sequence <= end:
+        return None if newer.entries[known.sequence - 1].digest == known.digest else (known.sequence, known.sequence)
+    seals = known.sequence == end + 1 and newer.entries[-1:] and newer.entries[-1].digest == known.previous
+    if seals and entry_from_line(known.content, place.where).event is Event.SEALED:
+        return None
+    return end + 1, known.sequence
+
+
+def _newest_release(kept: ReleaseRows) -> Release | None:
+    newest = kept.rows.newest_known()
+    return None if newest is None else release_of(newest.content, kept.rows.where)
 
 
 def _newer(log: Path, place: LogRows, audit: AuditLog) -> tuple[Reading, int]:

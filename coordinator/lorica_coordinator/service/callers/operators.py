@@ -102,6 +102,8 @@ class ForOperators(FederationParts):
         if not known:
             await self._check_unused(opened)
         check_start(self._loop.state, plan=opened.digest, name=plan.name, leave=leave)
+        if course is not None and known and (wrong := self._missing(opened, course)):
+            raise StateError(wrong)
         population = population_of(self._loop.state)
         if wrong := plan.too_few(population):
             raise StateError(wrong)
@@ -166,6 +168,17 @@ class ForOperators(FederationParts):
     def _require_plan(self, what: str) -> None:
         if isinstance(self._loop.state, Idle):
             raise StateError(f"there is no plan to {what}: start one with coordinator plan start")
+
+    def _missing(self, opened: OpenedPlan, course: Course) -> str:
+        """Why the plan cannot go on from its present model; "" where that is stored."""
+        if opened.parts.models.exists(course.model):
+            return ""
+        return (
+            f"model {course.model} of plan {course.terms.name}, from which it goes on, is stored nowhere that this "
+            "coordinator knows: the database is of another instant than the files are, or they were deleted; bring "
+            "back the bucket's versions of the database's instant, or state/models of the folder that has it, and "
+            f"start again; where it is lost, start another plan with --leave {course.terms.name}"
+        )
 
     async def _check_unused(self, opened: OpenedPlan) -> None:
         if await self._threads.store(self._store.has_rounds, opened.digest):

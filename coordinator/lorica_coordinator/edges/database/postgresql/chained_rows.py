@@ -129,9 +129,12 @@ class ChainedRows:
 
     def kept(self) -> ChainedRow | None:
         """What the folder knows to be the newest; None where it knows nothing, or is not held against the rows."""
-        if self.put_back or not self.newest.exists():
-            return None
-        return ChainedRow.of(files.read_private(self.newest), str(self.newest))
+        return None if self.put_back else self._folders()
+
+    def newest_known(self) -> ChainedRow | None:
+        """The newest that this folder or one that several see knows, also while an older database is settled."""
+        known = [row for row in (self._folders(), *(row for _, row in self._others())) if row is not None]
+        return max(known, key=lambda row: row.sequence, default=None)
 
     def remember(self, row: ChainedRow) -> None:
         """Have the folder know `row`, which is there and goes on from what it knows, unless it knows a newer one."""
@@ -216,9 +219,15 @@ class ChainedRows:
         """What this folder knows, and what others have made known where several coordinators see it."""
         if (kept := self.kept()) is not None:
             yield str(self.newest), kept
-        if self._shared is not None and not self.put_back:
-            for path, line in self._shared.known():
-                yield str(path), ChainedRow.of(line, str(path))
+        if not self.put_back:
+            yield from self._others()
+
+    def _folders(self) -> ChainedRow | None:
+        return ChainedRow.of(files.read_private(self.newest), str(self.newest)) if self.newest.exists() else None
+
+    def _others(self) -> Iterator[tuple[str, ChainedRow]]:
+        for path, line in () if self._shared is None else self._shared.known():
+            yield str(path), ChainedRow.of(line, str(path))
 
     def _moved(self) -> Moved:
         return Moved(f"{self.where}: somebody else has added to it since")

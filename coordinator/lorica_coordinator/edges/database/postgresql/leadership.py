@@ -45,6 +45,8 @@ SESSION_S: Final = 4.0
 """How long the server waits for a sign of the session that leads: four beats."""
 DOUBT_S: Final = 30.0
 """After which a process that cannot tell whether it leads ends: another one may lead, and silos go there."""
+LATEST_TERM: Final = 10**10 - 1
+"""What the names of files in a bucket have digits for."""
 LOCK: Final = 0x6C6F72696361  # "lorica"
 STANDBY: Final = "lorica-standby"
 """What the session of one that stands by is called, in pg_stat_activity."""
@@ -312,6 +314,12 @@ class Leadership:
                 if self._key_place is not None:
                     self._know_place(connection, self._key_place, whose)
                 term = max(newest, self._later_than()) + 1
+                if term > LATEST_TERM:
+                    raise StorageError(
+                        f"{self._database.name} has the term {newest} in its table leadership, or files are named by "
+                        f"such a one, and {LATEST_TERM} is the latest: somebody changed it; find out who, and put back "
+                        "a database of before"
+                    )
                 if row is None:
                     connection.execute(insert(table).values(id=_ROW, term=term, **values))
                 else:
