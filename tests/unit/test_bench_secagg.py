@@ -325,6 +325,7 @@ def rounds_of(system: str, silos: int) -> Figures:
         rounds=2,
         wall_s=3.5,
         cpu_s=7.25,
+        coordinator_cpu_s=2.5,
         coordinator_peak_bytes=50_000_000,
         agent_peak_bytes=60_000_000,
         wire_bytes=48_000_000,

@@ -1,12 +1,15 @@
 """`lorica bench` and its kind: what a round, masks, privacy, sums and simulations cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from silo_agent.service.model_checks import Mode
 
 _Out = Annotated[Path | None, typer.Option(help="JSON file for the figures.")]
 
@@ -27,12 +30,25 @@ def bench(
         list[str] | None,
         typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; repeatable."),
     ] = None,
+    masked: Annotated[
+        str, typer.Option(help="Under masks, with 3 silos or more that check models so: off, spot or joint.")
+    ] = "",
+    database: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="The same again with a coordinator whose [storage] is this: an empty PostgreSQL database.",
+        ),
+    ] = "",
+    blobs: Annotated[str, typer.Option(metavar="URL", help="And a bucket, as [storage] blobs; a new prefix.")] = "",
+    attempt_keys: Annotated[str, typer.Option(metavar="DIR", help="And a folder, as [storage] attempt_keys.")] = "",
     out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
     from lorica.bench import private_loopback
     from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peers, run_bench
+    from lorica.bench.storage import storage
 
     if wire not in ("float32", "bfloat16"):
         raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
@@ -44,12 +60,26 @@ def bench(
         peers=tuple(dict.fromkeys(peer or ())),
         work=work.absolute(),
         out=out,
+        masked=_checks(masked),
+        storage=storage(database, blobs, attempt_keys),
     )
+    choice.require_measurable()
     console = terminal()
     install_peers(choice, console)
-    if not private_loopback.enter():
+    if choice.storage is not None:
+        console.print("Bytes on the wire are those of all traffic on loopback, where the servers may be.")
+    elif not private_loopback.enter():
         console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
     run_bench(choice, console)
+
+
+def _checks(masked: str) -> "Mode | None":
+    match masked:
+        case "":
+            return None
+        case "off" | "spot" | "joint":
+            return masked
+    raise ConfigurationError(f"--masked {masked} is unknown: use off, spot or joint")
 
 
 def bench_secagg(
