@@ -85,6 +85,12 @@ bench-status-page: OUT = bench-status-page.json
 bench-status-page: $(INSTALLED) ## Measure looks at the status page; SILOS=100 ROUNDS=500 OUT=FILE
 	@$(BIN)/lorica bench-status-page --out '$(OUT)' $(if $(SILOS),--silos $(SILOS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WORK),--work '$(WORK)')
 
+.PHONY: bench-log
+bench-log: OUT = bench-log.json
+bench-log: $(INSTALLED) ## Measure an entry of the audit log in files and in PostgreSQL; DATABASE=URL ATTEMPT_KEYS=DIR ENTRIES=300 OUT=FILE
+	@$(BIN)/lorica bench-log --out '$(OUT)' --database '$(DATABASE)' $(if $(ATTEMPT_KEYS),--attempt-keys '$(ATTEMPT_KEYS)') \
+		$(if $(ENTRIES),--entries $(ENTRIES)) $(if $(WORK),--work '$(WORK)')
+
 .PHONY: bench-data
 bench-data: OUT = bench-data.json
 bench-data: $(INSTALLED) ## Measure a silo's lines read, tokenised and trained on, from a spool and from memory; LINES='100000 400000' CHARACTERS=1000 STEPS=50 SIZE=mini OUT=FILE

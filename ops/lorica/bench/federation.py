@@ -17,10 +17,10 @@ import torch
 from safetensors import safe_open
 
 from lorica.bench.constant_silo import STEP, moved
+from lorica.bench.elsewhere.storage import Storage
 from lorica.bench.figures import Reading, Run
 from lorica.bench.model import write_model
 from lorica.bench.processes import Meter, imports_bytes
-from lorica.bench.storage import Storage
 from lorica.demo.observer import FederationView
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, environment, run

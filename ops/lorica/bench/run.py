@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.elsewhere.storage import Storage
 from lorica.bench.federation import run_lorica
 from lorica.bench.figures import Figures, figures, write_figures
 from lorica.bench.model import T5_BASE_PARAMETERS
 from lorica.bench.peers import PEERS
-from lorica.bench.storage import Storage
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, StorageError
 from silo_agent.service.model_checks import Mode
@@ -52,7 +52,7 @@ class Choice:
     masked: Mode | None = None
     storage: Storage | None = None
 
-    def require_measurable(self) -> None:
+    def __post_init__(self) -> None:
         """Raises ConfigurationError for what cannot be measured."""
         if self.masked and min(self.silos) < 3:
             raise ConfigurationError(f"SILOS={min(self.silos)}: a masked sum takes at least 3 silos")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from silo_agent.service.model_checks import Mode
 
 _Out = Annotated[Path | None, typer.Option(help="JSON file for the figures.")]
+_AttemptKeys = Annotated[str, typer.Option(metavar="DIR", help="With the database, as [storage] attempt_keys.")]
 
 
 def bench(
@@ -35,20 +36,17 @@ def bench(
     ] = "",
     database: Annotated[
         str,
-        typer.Option(
-            metavar="URL",
-            help="The same again with a coordinator whose [storage] is this: an empty PostgreSQL database.",
-        ),
+        typer.Option(metavar="URL", help="As [storage] database, an empty one: the same again with the state there."),
     ] = "",
-    blobs: Annotated[str, typer.Option(metavar="URL", help="And a bucket, as [storage] blobs; a new prefix.")] = "",
-    attempt_keys: Annotated[str, typer.Option(metavar="DIR", help="And a folder, as [storage] attempt_keys.")] = "",
+    blobs: Annotated[str, typer.Option(metavar="URL", help="With it, as [storage] blobs, a new prefix.")] = "",
+    attempt_keys: _AttemptKeys = "",
     out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
     from lorica.bench import private_loopback
+    from lorica.bench.elsewhere.storage import storage
     from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peers, run_bench
-    from lorica.bench.storage import storage
 
     if wire not in ("float32", "bfloat16"):
         raise ConfigurationError(f"wire type {wire!r} is unknown: use float32 or bfloat16")
@@ -63,7 +61,6 @@ def bench(
         masked=_checks(masked),
         storage=storage(database, blobs, attempt_keys),
     )
-    choice.require_measurable()
     console = terminal()
     install_peers(choice, console)
     if choice.storage is not None:
@@ -260,6 +257,21 @@ def bench_data(
         out=out,
     )
     run_bench_data(chosen, terminal())
+
+
+def bench_log(
+    database: Annotated[str, typer.Option(metavar="URL", help="As [storage] database, an empty one.")],
+    attempt_keys: _AttemptKeys = "",
+    entries: Annotated[int, typer.Option(min=1, help="Of each log; medians count.")] = 300,
+    out: _Out = None,
+    work: Annotated[Path, typer.Option(help="Folder for the two coordinators.")] = Path(".bench"),
+) -> None:
+    """Measure an entry of the coordinator's audit log, in files and in rows of PostgreSQL."""
+    from lorica.bench.elsewhere.log_entries import Choice, run_bench_log
+    from lorica.bench.elsewhere.storage import Storage
+
+    stored = Storage(database=database, attempt_keys=attempt_keys)
+    run_bench_log(Choice(entries=entries, storage=stored, work=work.absolute(), out=out), terminal())
 
 
 def bench_many(
