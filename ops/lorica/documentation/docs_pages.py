@@ -128,7 +128,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
     "bench-base-peers": partial(bench_tables.table, "base-peers", bench_tables.rounds),
     "bench-elsewhere": partial(bench_tables.table, "elsewhere", bench_tables.elsewhere),
-    "bench-elsewhere-masked": partial(bench_tables.table, "elsewhere-masked", bench_tables.elsewhere),
     "bench-log": partial(bench_tables.table, "log", bench_tables.log_entries),
     "bench-many": partial(bench_tables.table, "many", bench_tables.many),
     "bench-masks": partial(bench_tables.table, "masks", bench_tables.masks),
