@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lorica.bench.elsewhere.log_entries import Choice, run_bench_log
+from lorica.bench.audit_log.run import Choice, run_bench_log
 from lorica.bench.elsewhere.storage import Storage
 from lorica.bench.figures import read_figures
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql

@@ -267,7 +267,7 @@ def bench_log(
     work: Annotated[Path, typer.Option(help="Folder for the two coordinators.")] = Path(".bench"),
 ) -> None:
     """Measure an entry of the coordinator's audit log, in files and in rows of PostgreSQL."""
-    from lorica.bench.elsewhere.log_entries import Choice, run_bench_log
+    from lorica.bench.audit_log.run import Choice, run_bench_log
     from lorica.bench.elsewhere.storage import Storage
 
     stored = Storage(database=database, attempt_keys=attempt_keys)

@@ -1,1 +1,1 @@
-"""What a coordinator costs whose state, files and log are in PostgreSQL and a bucket."""
+"""Where a coordinator that is measured has its state and files, if not in its folder alone."""
