@@ -55,7 +55,7 @@ LAYOUT = Layout("float32", tuple(TensorSpec(f"tensor {index}", (size,)) for inde
 RANGES = Ranges.of(sizes=SIZES, largest_delta=[1.0] * len(SIZES), largest_weight=500.0)
 KEYS_OF_THE_OTHER_BENCHMARK = (
     *("system", "silos", "parameters", "wall_s", "cpu_s", "coordinator_peak_bytes", "agent_peak_bytes"),
-    *("wire_bytes", "growth_bytes_per_round"),
+    *("coordinator_cpu_s", "wire_bytes", "growth_bytes_per_round"),
 )
 
 
