@@ -39,9 +39,10 @@ demo: $(INSTALLED) ## Run a whole federation on this machine; OUT=DIR where it l
 
 .PHONY: bench
 bench: OUT = bench.json
-bench: $(INSTALLED) ## Measure a round's infrastructure; SILOS=2 PARAMETERS=222903552 ROUNDS=3 WIRE=bfloat16 PEER='flwr nvflare floor' OUT=FILE
+bench: $(INSTALLED) ## Measure a round's infrastructure; SILOS=2 PARAMETERS=222903552 ROUNDS=3 WIRE=bfloat16 PEER='flwr nvflare floor' MASKED=off DATABASE=URL BLOBS=URL ATTEMPT_KEYS=DIR OUT=FILE
 	@$(BIN)/lorica bench --out '$(OUT)' $(foreach n,$(SILOS),--silos $(n)) $(foreach n,$(PARAMETERS),--parameters $(n)) \
-		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIRE),--wire $(WIRE)) $(foreach p,$(PEER),--peer $(p)) $(if $(WORK),--work '$(WORK)')
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIRE),--wire $(WIRE)) $(foreach p,$(PEER),--peer $(p)) $(if $(WORK),--work '$(WORK)') \
+		$(if $(MASKED),--masked $(MASKED)) $(if $(DATABASE),--database '$(DATABASE)') $(if $(BLOBS),--blobs '$(BLOBS)') $(if $(ATTEMPT_KEYS),--attempt-keys '$(ATTEMPT_KEYS)')
 
 .PHONY: bench-large
 bench-large: OUT = bench-large.json
@@ -83,6 +84,12 @@ bench-simulation: $(INSTALLED) ## Measure simulated rounds of eight silos; SIZES
 bench-status-page: OUT = bench-status-page.json
 bench-status-page: $(INSTALLED) ## Measure looks at the status page; SILOS=100 ROUNDS=500 OUT=FILE
 	@$(BIN)/lorica bench-status-page --out '$(OUT)' $(if $(SILOS),--silos $(SILOS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WORK),--work '$(WORK)')
+
+.PHONY: bench-log
+bench-log: OUT = bench-log.json
+bench-log: $(INSTALLED) ## Measure an entry of the audit log in files and in PostgreSQL; DATABASE=URL ATTEMPT_KEYS=DIR ENTRIES=300 OUT=FILE
+	@$(BIN)/lorica bench-log --out '$(OUT)' --database '$(DATABASE)' $(if $(ATTEMPT_KEYS),--attempt-keys '$(ATTEMPT_KEYS)') \
+		$(if $(ENTRIES),--entries $(ENTRIES)) $(if $(WORK),--work '$(WORK)')
 
 .PHONY: bench-data
 bench-data: OUT = bench-data.json

@@ -76,6 +76,7 @@ app.command(name="bench-dp")(bench_commands.bench_dp)
 app.command(name="bench-training")(bench_commands.bench_training)
 app.command(name="bench-sums")(bench_commands.bench_sums)
 app.command(name="bench-data")(bench_commands.bench_data)
+app.command(name="bench-log")(bench_commands.bench_log)
 app.command(name="bench-simulation")(bench_commands.bench_simulation)
 app.command(name="bench-status-page")(bench_commands.bench_status_page)
 

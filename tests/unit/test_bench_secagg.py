@@ -55,7 +55,7 @@ LAYOUT = Layout("float32", tuple(TensorSpec(f"tensor {index}", (size,)) for inde
 RANGES = Ranges.of(sizes=SIZES, largest_delta=[1.0] * len(SIZES), largest_weight=500.0)
 KEYS_OF_THE_OTHER_BENCHMARK = (
     *("system", "silos", "parameters", "wall_s", "cpu_s", "coordinator_peak_bytes", "agent_peak_bytes"),
-    *("wire_bytes", "growth_bytes_per_round"),
+    *("coordinator_cpu_s", "wire_bytes", "growth_bytes_per_round"),
 )
 
 
@@ -325,6 +325,7 @@ def rounds_of(system: str, silos: int) -> Figures:
         rounds=2,
         wall_s=3.5,
         cpu_s=7.25,
+        coordinator_cpu_s=2.5,
         coordinator_peak_bytes=50_000_000,
         agent_peak_bytes=60_000_000,
         wire_bytes=48_000_000,

@@ -21,6 +21,7 @@ def figures(system: str, *, wall_s: float, silos: int = 2) -> Figures:
         rounds=3,
         wall_s=wall_s,
         cpu_s=2 * wall_s,
+        coordinator_cpu_s=wall_s,
         coordinator_peak_bytes=50_000_000,
         agent_peak_bytes=0,
         wire_bytes=32_000_000,

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from lorica.bench.constant_silo import STEP, moved
+from lorica.bench.elsewhere.storage import Storage
 from lorica.bench.figures import Reading, Run
 from lorica.bench.model import write_model
 from lorica.bench.processes import Meter, imports_bytes
@@ -88,6 +89,7 @@ def run_lorica(
     rounds: int,
     wire: str = "float32",
     masked: Mode | None = None,
+    storage: Storage | None = None,
     kind: type[Processes] = Processes,
 ) -> Run:
     """Measure `rounds` rounds after one that is not counted; raises StateError when a process fails or the sum is
@@ -95,13 +97,14 @@ def run_lorica(
 
     1: the first round of all, from its opening. `parameters` is what is asked for, the result has what came out. `work`
     is an empty folder for everything. `masked`: under secure aggregation, among silos that pin each other, send nothing
-    else and check round models in this way. `kind`: how coordinator, agents and their commands are started.
+    else and check round models in this way. `storage`: where the coordinator has its state and files, if not in its
+    folder alone. `kind`: how coordinator, agents and their commands are started.
     """
     warm_up = 1 if rounds > 1 else 0
     names = [f"silo-{index:02}" for index in range(1, silos + 1)]
     home = work / "coordinator"
     made = write_model(work / "t5", parameters, seed=1, dtype=torch.bfloat16 if wire == "bfloat16" else torch.float32)
-    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, masked=masked)
+    _set_up(work, home, silos=silos, rounds=rounds + warm_up, wire=wire, masked=masked, storage=storage)
     with kind(work) as processes:
         processes.start("coordinator", "lorica_coordinator.cli", ["serve", "--dir", str(home), "--plan", PLAN])
         view = FederationView(Coordinator.load(CoordinatorFolder(home)).operator_access())
@@ -119,7 +122,9 @@ def run_lorica(
             readings = _follow(home, _Watch(view, processes), meter, rounds + warm_up, opening=not warm_up)
     _check(work, rounds + warm_up, silos, masked=masked)
     return Run(
-        system=" ".join(["lorica", *_NAMES[masked], *([wire] if wire != "float32" else [])]),
+        system=" ".join(
+            ["lorica", *_NAMES[masked], *([wire] if wire != "float32" else []), *([storage.words] if storage else [])]
+        ),
         silos=silos,
         parameters=made,
         readings=readings,
@@ -128,7 +133,9 @@ def run_lorica(
     )
 
 
-def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, masked: Mode | None) -> None:
+def _set_up(
+    work: Path, home: Path, *, silos: int, rounds: int, wire: str, masked: Mode | None, storage: Storage | None
+) -> None:
     ports = free_ports(3)
     where = ("--dir", str(home))
     model = work / "t5"
@@ -139,6 +146,8 @@ def _set_up(work: Path, home: Path, *, silos: int, rounds: int, wire: str, maske
         *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         extra=config,
     )
+    if storage is not None:
+        storage.write_into(CoordinatorFolder(home).settings)
     values = {
         **_VALUES,
         "schedule.rounds": rounds,
@@ -200,7 +209,7 @@ def _follow(home: Path, watch: _Watch, meter: Meter, rounds: int, *, opening: bo
     readings: list[Reading] = []
     opened: list[Reading] = []
     try:
-        for _ in _changes(coordinator.settings.state_folder / "state.sqlite-wal", watch):
+        for _ in _changes(home.parent / "coordinator.log", watch):
             for row in reversed(store.rounds(plan, 2)):
                 if row.outcome not in ("running", "applied"):
                     raise StateError(f"round {row.round} ended as {row.outcome}: {row.detail}")

@@ -31,6 +31,10 @@ class Reading:
     coordinator_peak_bytes: int
     agent_peak_bytes: int
 
+    @property
+    def coordinator_cpu_s(self) -> float:
+        return self.cpu_s - self.agents_cpu_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -60,6 +64,7 @@ class Figures:
     rounds: int
     wall_s: float
     cpu_s: float
+    coordinator_cpu_s: float
     coordinator_peak_bytes: int
     agent_peak_bytes: int
     wire_bytes: int
@@ -83,6 +88,9 @@ def figures(run: Run) -> Figures:
         rounds=len(counted),
         wall_s=round(statistics.median(after.at_s - before.at_s for before, after in steps), 3),
         cpu_s=round(statistics.median(after.cpu_s - before.cpu_s for before, after in steps), 3),
+        coordinator_cpu_s=round(
+            statistics.median(after.coordinator_cpu_s - before.coordinator_cpu_s for before, after in steps), 3
+        ),
         coordinator_peak_bytes=int(statistics.median(one.coordinator_peak_bytes for one in counted))
         - run.coordinator_imports_bytes,
         agent_peak_bytes=int(statistics.median(one.agent_peak_bytes for one in counted)) - run.agent_imports_bytes,

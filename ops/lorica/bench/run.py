@@ -14,12 +14,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lorica.bench.elsewhere.storage import Storage
 from lorica.bench.federation import run_lorica
 from lorica.bench.figures import Figures, figures, write_figures
 from lorica.bench.model import T5_BASE_PARAMETERS
 from lorica.bench.peers import PEERS
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, StorageError
+from silo_agent.service.model_checks import Mode
 from silo_wire.manifest import Dtype
 
 SILOS = (2, 4, 8)
@@ -28,11 +30,17 @@ BYTES_PER_PARAMETER = 20
 BYTES_PER_PARAMETER_AND_SILO = 16
 """On disk, at most: the plan's model, those kept and one to write over; models kept, update and residuals of a silo,
 its spool. A first round alone writes nothing twice and needs two thirds."""
+MASKED_VECTOR_BYTES = 8
+"""On disk, for each parameter of each silo: what masked rounds keep beyond what plain ones do, the vector at the silo
+and, as evidence, the one of the round before at the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to measure. `work` is a folder of the benchmark's own, `out` the JSON file that is written, if any."""
+    """What to measure. `work` is a folder of the benchmark's own, `out` the JSON file that is written, if any.
+
+    `masked`: under masks, silos checking models so. `storage`: the same again, state and files there.
+    """
 
     silos: Sequence[int]
     parameters: Sequence[int]
@@ -41,6 +49,20 @@ class Choice:
     peers: Sequence[str]
     work: Path
     out: Path | None
+    masked: Mode | None = None
+    storage: Storage | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for what cannot be measured."""
+        if self.masked and min(self.silos) < 3:
+            raise ConfigurationError(f"SILOS={min(self.silos)}: a masked sum takes at least 3 silos")
+        if self.masked and self.peers:
+            raise ConfigurationError("peers are measured beside rounds in the clear: leave MASKED or PEER out")
+        if self.storage is not None and len(self.silos) * len(self.parameters) > 1:
+            raise ConfigurationError(
+                "a database is for one coordinator, and each number of silos and parameters has its own: name one of "
+                "each, by SILOS and PARAMETERS"
+            )
 
 
 def install_peers(choice: Choice, console: Console) -> None:
@@ -77,12 +99,22 @@ def _measure(choice: Choice, *, silos: int, parameters: int, console: Console) -
     what = f"{silos} silos, {parameters / 1e6:.1f} M parameters, {choice.rounds} rounds" + (
         " and one to warm up" if choice.rounds > 1 else ""
     )
-    needed = parameters * (BYTES_PER_PARAMETER + silos * BYTES_PER_PARAMETER_AND_SILO)
-    place = empty_folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
-    with _step(console, "lorica", what):
-        run = run_lorica(place, silos=silos, parameters=parameters, rounds=choice.rounds, wire=choice.wire)
-    shutil.rmtree(place)
-    yield figures(run)
+    per_silo = BYTES_PER_PARAMETER_AND_SILO + (MASKED_VECTOR_BYTES if choice.masked else 0)
+    needed = parameters * (BYTES_PER_PARAMETER + silos * per_silo)
+    for storage in (None,) if choice.storage is None else (None, choice.storage):
+        place = empty_folder(choice.work, "lorica", needed=needed if choice.rounds > 1 else needed * 2 // 3)
+        with _step(console, f"lorica {storage.words}" if storage else "lorica", what):
+            run = run_lorica(
+                place,
+                silos=silos,
+                parameters=parameters,
+                rounds=choice.rounds,
+                wire=choice.wire,
+                masked=choice.masked,
+                storage=storage,
+            )
+        shutil.rmtree(place)
+        yield figures(run)
     for name in choice.peers:
         place = empty_folder(choice.work, name, needed=0)
         with _step(console, name, what):
@@ -133,6 +165,7 @@ def table_of(found: Sequence[Figures]) -> Table:
         "system",
         "wall s",
         "CPU s",
+        "coordinator's",
         "coordinator peak MB",
         "agent peak MB",
         "on the wire MB",
@@ -144,6 +177,7 @@ def table_of(found: Sequence[Figures]) -> Table:
             one.system,
             f"{one.wall_s:.2f}",
             f"{one.cpu_s:.2f}",
+            f"{one.coordinator_cpu_s:.2f}",
             *(f"{value / 1e6:,.0f}" for value in (one.coordinator_peak_bytes, one.agent_peak_bytes, one.wire_bytes)),
             f"{one.growth_bytes_per_round / 1e6:+.2f}",
         )
@@ -155,6 +189,7 @@ def table_of(found: Sequence[Figures]) -> Table:
                 for theirs, ours in (
                     (one.wall_s, first.wall_s),
                     (one.cpu_s, first.cpu_s),
+                    (one.coordinator_cpu_s, first.coordinator_cpu_s),
                     (one.coordinator_peak_bytes, first.coordinator_peak_bytes),
                     (one.agent_peak_bytes, first.agent_peak_bytes),
                     (one.wire_bytes, first.wire_bytes),

@@ -1,14 +1,18 @@
 """`lorica bench` and its kind: what a round, masks, privacy, sums and simulations cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from silo_agent.service.model_checks import Mode
+
 _Out = Annotated[Path | None, typer.Option(help="JSON file for the figures.")]
+_AttemptKeys = Annotated[str, typer.Option(metavar="DIR", help="With the database, as [storage] attempt_keys.")]
 
 
 def bench(
@@ -27,11 +31,21 @@ def bench(
         list[str] | None,
         typer.Option(help="Also run flwr or nvflare, from PyPI, or floor, a bare gRPC loop; repeatable."),
     ] = None,
+    masked: Annotated[
+        str, typer.Option(help="Under masks, with 3 silos or more that check models so: off, spot or joint.")
+    ] = "",
+    database: Annotated[
+        str,
+        typer.Option(metavar="URL", help="As [storage] database, an empty one: the same again with the state there."),
+    ] = "",
+    blobs: Annotated[str, typer.Option(metavar="URL", help="With it, as [storage] blobs, a new prefix.")] = "",
+    attempt_keys: _AttemptKeys = "",
     out: _Out = None,
     work: Annotated[Path, typer.Option(help="Folder for models, spools and peers' environments.")] = Path(".bench"),
 ) -> None:
     """Measure one round's infrastructure: time, CPU, memory, bytes, with training replaced by a constant."""
     from lorica.bench import private_loopback
+    from lorica.bench.elsewhere.storage import storage
     from lorica.bench.run import PARAMETERS, SILOS, Choice, install_peers, run_bench
 
     if wire not in ("float32", "bfloat16"):
@@ -44,12 +58,25 @@ def bench(
         peers=tuple(dict.fromkeys(peer or ())),
         work=work.absolute(),
         out=out,
+        masked=_checks(masked),
+        storage=storage(database, blobs, attempt_keys),
     )
     console = terminal()
     install_peers(choice, console)
-    if not private_loopback.enter():
+    if choice.storage is not None:
+        console.print("Bytes on the wire are those of all traffic on loopback, where the servers may be.")
+    elif not private_loopback.enter():
         console.print("Without root, bytes on the wire are those of all traffic on loopback: let nothing else run.")
     run_bench(choice, console)
+
+
+def _checks(masked: str) -> "Mode | None":
+    match masked:
+        case "":
+            return None
+        case "off" | "spot" | "joint":
+            return masked
+    raise ConfigurationError(f"--masked {masked} is unknown: use off, spot or joint")
 
 
 def bench_secagg(
@@ -230,6 +257,21 @@ def bench_data(
         out=out,
     )
     run_bench_data(chosen, terminal())
+
+
+def bench_log(
+    database: Annotated[str, typer.Option(metavar="URL", help="As [storage] database, an empty one.")],
+    attempt_keys: _AttemptKeys = "",
+    entries: Annotated[int, typer.Option(min=1, help="Of each log; medians count.")] = 300,
+    out: _Out = None,
+    work: Annotated[Path, typer.Option(help="Folder for the two coordinators.")] = Path(".bench"),
+) -> None:
+    """Measure an entry of the coordinator's audit log, in files and in rows of PostgreSQL."""
+    from lorica.bench.audit_log.run import Choice, run_bench_log
+    from lorica.bench.elsewhere.storage import Storage
+
+    stored = Storage(database=database, attempt_keys=attempt_keys)
+    run_bench_log(Choice(entries=entries, storage=stored, work=work.absolute(), out=out), terminal())
 
 
 def bench_many(

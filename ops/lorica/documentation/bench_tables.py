@@ -99,6 +99,41 @@ def masked_rounds(found: Sequence[Mapping[str, Any]]) -> _Rows:
     return names, rows
 
 
+def elsewhere(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench` with a database: below each way what it is with state and files there."""
+    names = (
+        "silos",
+        "way",
+        "wall s",
+        "CPU s",
+        "coordinator's CPU s",
+        "more, a silo",
+        "coordinator peak MB",
+    )
+    rows: list[Sequence[str]] = []
+    for one in found:
+        cell = partial(_cell, one, found[0])
+        more = (one["coordinator_cpu_s"] - found[0]["coordinator_cpu_s"]) / one["silos"]
+        rows.append(
+            (
+                f"{one['silos']}",
+                one["system"],
+                cell("wall_s", 2),
+                cell("cpu_s", 2),
+                cell("coordinator_cpu_s", 2),
+                "" if one is found[0] else f"{more:.2f}",
+                cell("coordinator_peak_bytes", 0, 1e6),
+            )
+        )
+    return names, rows
+
+
+def log_entries(found: Sequence[Mapping[str, Any]]) -> _Rows:
+    """Of `lorica bench-log`."""
+    names = ("an entry in", "wall ms", "CPU ms")
+    return names, [(one["place"], *(_cell(one, found[0], key, 2) for key in ("wall_ms", "cpu_ms"))) for one in found]
+
+
 def many(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> _Rows:
     """Of the rounds of `lorica bench-many`."""
     names = (

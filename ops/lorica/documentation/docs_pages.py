@@ -127,6 +127,8 @@ def rooms_table(package: str) -> str:
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "bench-peers": partial(bench_tables.table, "peers", bench_tables.rounds),
     "bench-base-peers": partial(bench_tables.table, "base-peers", bench_tables.rounds),
+    "bench-elsewhere": partial(bench_tables.table, "elsewhere", bench_tables.elsewhere),
+    "bench-log": partial(bench_tables.table, "log", bench_tables.log_entries),
     "bench-many": partial(bench_tables.table, "many", bench_tables.many),
     "bench-masks": partial(bench_tables.table, "masks", bench_tables.masks),
     "bench-masked-base": partial(bench_tables.table, "masked-base", bench_tables.masked_rounds),

@@ -183,7 +183,7 @@ def _store(place: BucketPlace, patience_s: float, request_s: float) -> "S3Store"
         aws_endpoint_url_s3=place.endpoint,
         skip_signature=False,
         virtual_hosted_style_request=False,
-        unsigned_payload=False,
+        unsigned_payload=True,  # that saves a digest: a block that was changed on its way does not open
         credential_provider=credentials,
         client_options={
             "allow_http": place.in_clear,

@@ -21,7 +21,13 @@ from lorica.bench.masked.cryptography import LOST, MaskFigures
 from lorica.bench.masked.figures import Entry, growth
 from lorica.bench.model import T5_BASE_PARAMETERS
 from lorica.bench.peers.flwr_secagg import FlwrSecAgg, PeerMasks
-from lorica.bench.run import BYTES_PER_PARAMETER, BYTES_PER_PARAMETER_AND_SILO, empty_folder, table_of
+from lorica.bench.run import (
+    BYTES_PER_PARAMETER,
+    BYTES_PER_PARAMETER_AND_SILO,
+    MASKED_VECTOR_BYTES,
+    empty_folder,
+    table_of,
+)
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError
 from silo_agent.service.model_checks import Mode
@@ -36,9 +42,6 @@ PARAMETERS = (T5_BASE_PARAMETERS,)
 PEER_SILOS = (3,)
 PEER_PARAMETERS = (2_000_000, 25_000_000)
 PEERS = {peer.name: peer for peer in (FlwrSecAgg(),)}
-_MASKED_VECTOR_BYTES = 8
-"""On disk, for each parameter of each silo: what masked rounds keep beyond what plain ones do, the vector at the silo
-and, as evidence, the one of the round before at the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ def _measure(chosen: Choice, *, silos: int, parameters: int, console: Console) -
         yield masked
         return
     rounds = f"{what}, {chosen.rounds} rounds" + (" and one to warm up" if chosen.rounds > 1 else "")
-    per_silo = BYTES_PER_PARAMETER_AND_SILO + _MASKED_VECTOR_BYTES
+    per_silo = BYTES_PER_PARAMETER_AND_SILO + MASKED_VECTOR_BYTES
     for masked_as in ROUNDS:
         place = empty_folder(chosen.work, "lorica", needed=parameters * (BYTES_PER_PARAMETER + silos * per_silo))
         with console.status(f"lorica{f' masked, checks {masked_as}' if masked_as else ''}: {rounds}"):

@@ -1,0 +1,1 @@
+"""`lorica bench-log`: what an entry of the audit log costs, in files and in rows."""
