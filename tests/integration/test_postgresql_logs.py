@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, text
+from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica.demo.ports import free_ports
@@ -788,6 +789,31 @@ def test_a_log_that_two_add_to_at_once_has_one_line_after_another(rows: Place) -
         list(pool.map(lambda log: [log.append(Event.REFUSED) for _ in range(5)], logs))
     reading = rows.read()
     assert sum(entry.event is Event.REFUSED for entry in reading.entries) == 20
+
+
+def test_what_another_adds_while_a_transaction_has_begun_is_no_row_that_was_deleted(rows: Place) -> None:
+    """The folder knows the other's row before this one sees it: what a transaction sees is of its begin."""
+    others, adding, met = rows.log(), [False], []
+
+    def fence(connection: Connection) -> None:
+        connection.execute(select(func.count()).select_from(audit_log))  # what it sees is of now
+        if adding[0] and not met:
+            met.append(others.append(Event.REFUSED, what="meanwhile"))
+
+    place = rows.log_place(fence)
+    assert isinstance(place, LogRows)
+    append = place.rows.append
+
+    def appends(*given: Any, **named: Any) -> None:
+        adding[0] = True
+        append(*given, **named)
+
+    log = AuditLog(place, writer=WRITER, key=KEY, clock=rows.clock)
+    log.append(Event.REFUSED, what="before")
+    with patch.object(place.rows, "append", appends):
+        log.append(Event.REFUSED, what="after")
+    assert [entry.text("what") for entry in rows.read().of(Event.REFUSED)] == ["before", "meanwhile", "after"]
+    assert len(met) == 1
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -113,11 +113,11 @@ class ChainedRows:
             return
         if newest is not None and self._shared is not None:
             self._shared.prepare()
+        known = () if newest is None else tuple(self._known())  # first: others may add, and make it known, meanwhile
         try:
             with self.transaction() as connection:
                 end = self._require_end(connection, rows[0])
-                if newest is not None:
-                    self._require_newest(connection, end)
+                self._require(known, connection, end)
                 connection.execute(
                     insert(self._table),
                     [{"sequence": row.sequence, "previous": row.previous, "line": _text(row)} for row in rows],
@@ -210,13 +210,13 @@ class ChainedRows:
             raise self._moved()
         return newest
 
-    def _require_newest(self, connection: Connection, end: ChainedRow | None) -> None:
-        for by, known in self._known():
-            if end is not None and known.sequence == end.sequence:  # as a rule, and saves a round trip
+    def _require(self, known: Sequence[tuple[str, ChainedRow]], connection: Connection, end: ChainedRow | None) -> None:
+        for by, row in known:
+            if end is not None and row.sequence == end.sequence:  # as a rule, and saves a round trip
                 found: ChainedRow | None = end
             else:
-                found = self._one(connection, select(self._table).where(self._table.c.sequence == known.sequence))
-            self.require(known, found, by=by)
+                found = self._one(connection, select(self._table).where(self._table.c.sequence == row.sequence))
+            self.require(row, found, by=by)
 
     def _one(self, connection: Connection, query: Select[Any]) -> ChainedRow | None:
         found = connection.execute(query).one_or_none()
