@@ -40,14 +40,14 @@ def rank_refusals(
                 "plan without it",
             )
     if sharded:
-        yield from _shard_refusals(silo, plan)
+        yield from _shard_refusals(plan)
 
 
-def _shard_refusals(silo: SiloName, plan: Plan) -> Iterator[PolicyRefusal]:
-    optimizer, adapters = plan.training.for_silo(silo).optimizer, plan.adapters
+def _shard_refusals(plan: Plan) -> Iterator[PolicyRefusal]:
+    optimizer, adapters = plan.training.optimizer, plan.adapters
     for asks, wanted in (
         ('[privacy] level = "record"', plan.privacy.level == "record"),
-        (f'[training] optimizer = "{optimizer}" for this silo, and no "adamw"', optimizer != "adamw"),
+        (f'[training] optimizer = "{optimizer}", and no "adamw"', optimizer != "adamw"),
         (f"[adapters] rank = {adapters.rank}", adapters.rank > 0),
         (f'[wire] update = "{plan.wire.update}", and no "float32"', plan.wire.update != "float32"),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed.fsdp  # noqa: F401 - once, and not in each rank: it takes seconds
+import torch.distributed.fsdp  # once, and not in each rank: it takes seconds
 
 from silo_agent.training.ranks.ranks import met_over
 from silo_agent.training.ranks.sharded_ranks import ShardedRanks

@@ -2,9 +2,10 @@
 
 Ranks that hold a part of the model each are sharded_ranks.py's. Else every rank has the whole model, the whole data and
 the same order of batches, and takes each `world`-th batch of an effective batch. Gradients and losses are summed, so
-that all ranks make the same optimizer step and hold the same parameters: what one rank writes is what any other would. With two ranks, at most two batches a step and dropout 0 the
-parameters are those of one process, bit for bit. With more batches a step one process sums ((a + b) + c) + d and two
-ranks (a + c) + (b + d); with more ranks the order is gloo's own. Either is the same each time.
+that all ranks make the same optimizer step and hold the same parameters: what one rank writes is what any other would.
+With two ranks, at most two batches a step and dropout 0 the parameters are those of one process, bit for bit. With more
+batches a step one process sums ((a + b) + c) + d and two ranks (a + c) + (b + d); with more ranks the order is gloo's
+own. Either is the same each time.
 
 What they meet in is a process group of torch.distributed, whose messages have neither TLS nor authentication
 (ops/docs/adr/0030-a-silo-over-several-processes.md).
