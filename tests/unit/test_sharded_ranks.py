@@ -16,8 +16,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 
-from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.errors import IntegrityError, StateError, StorageError
 from silo_agent.policy.rank_limits import rank_refusals
 from silo_agent.policy.silo_policy import SiloPolicy
 from silo_agent.rounds.update import TrainingStopped
@@ -30,10 +31,11 @@ from silo_agent.training.device import DeviceSettings
 from silo_agent.training.local_optimizer import local_optimizer
 from silo_agent.training.model.model import BoundParameters, bind, layout_of, load_vector
 from silo_agent.training.model.vector_file import VectorReader
-from silo_agent.training.ranks.ranks import ALONE, AnotherRankFailed, Ranks
+from silo_agent.training.ranks.ranks import ALONE, Alone, AnotherRankFailed, Ranks
 from silo_agent.training.ranks.sharded_ranks import ShardedRanks
 from silo_agent.training.silo_trainer import LocalUpdate, SiloTrainer
-from silo_agent.training.update.client_update import _deltas
+from silo_agent.training.update.client_update import Feedback, _deltas, write_update
+from silo_agent.training.update.residual import Residuals
 from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import digest_of
 from silo_wire.manifest import Layout, manifest_of
@@ -45,27 +47,23 @@ from tests.unit.test_training_ranks import PRIVATE, Round, unhurried
 
 Floats = NDArray[np.float32]
 CPU = torch.device("cpu")
-CLIPPED = {"max_grad_norm": 0.1}
-"""Below what the gradient is: what it is scaled by depends on all of it."""
 
 
 class Watched:
-    """The gradients of a training's steps, as one process or a rank holds them, and the bytes of what it holds."""
+    """A training of one process or a rank: of each step the gradient before it is clipped, as it is held here, and its
+    norm; after a step the bytes of what is held."""
 
     def __init__(self, it: Round, ranks: Ranks) -> None:
         self.bytes = 0
         self.gradients: list[list[tuple[int, Floats]]] = []
+        self.norms: list[float] = []
         self._trainer = SiloTrainer(
             it.bundle, silo_data(PAIRS), SILO, DeviceSettings(device="cpu", threads=1), ranks=ranks
         )
         self._optimizer: list[torch.optim.Optimizer] = []
-
-        def watched(*arguments: Any) -> torch.optim.Optimizer:
-            self._optimizer.append(local_optimizer(*arguments))
-            return self._optimizer[-1]
-
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_trainer, "local_optimizer", watched)
+            patch.setattr(local_trainer, "local_optimizer", self._made)
+            patch.setattr(nn.utils, "clip_grads_with_norm_", self._clipped)
             self._trainer.train(
                 round_number=1,
                 model_path=it.model,
@@ -74,14 +72,23 @@ class Watched:
                 on_progress=self._look,
             )
 
+    def _made(self, *arguments: Any) -> torch.optim.Optimizer:
+        self._optimizer.append(local_optimizer(*arguments))
+        return self._optimizer[-1]
+
+    def _clipped(self, parameters: Sequence[nn.Parameter], most: float, norm: torch.Tensor) -> None:
+        self.gradients.append(
+            [
+                (part.start, tensor.grad.numpy().reshape(-1).copy())
+                for _, tensor, part in self._trainer._model.parameters.placed()
+                if tensor.grad is not None
+            ]
+        )
+        self.norms.append(float(norm))
+        clip_grads_with_norm_(parameters, most, norm)
+
     def _look(self, fraction: float, loss: float) -> None:
         parameters = self._trainer._model.parameters
-        gradients = [
-            (part.start, tensor.grad.numpy().reshape(-1).copy())
-            for _, tensor, part in parameters.placed()
-            if tensor.grad is not None
-        ]
-        self.gradients.append(gradients)
         held = [
             *chain.from_iterable(whole_or_part(it) for it in self._trainer._model.t5.parameters()),
             *chain.from_iterable((it, it.grad) for it in parameters.tensors),
@@ -91,8 +98,8 @@ class Watched:
         self.bytes = sum(storage.nbytes() for storage in storages.values())
 
     @property
-    def told(self) -> tuple[int, list[list[tuple[int, Floats]]]]:
-        return self.bytes, self.gradients
+    def told(self) -> tuple[int, list[float], list[list[tuple[int, Floats]]]]:
+        return self.bytes, self.norms, self.gradients
 
 
 def whole_or_part(parameter: Any) -> list[torch.Tensor | None]:
@@ -116,23 +123,24 @@ def off(these: Floats, others: Floats) -> float:
 
 
 def test_two_ranks_hold_half_and_come_to_the_gradient_of_one_process(tmp_path: Path) -> None:
-    """Also where one of them has no batch in a step, and where all shards are scaled down by the norm of all."""
-    one, two = (Round(tmp_path / name, optimizer="adamw", **CLIPPED) for name in ("one", "two"))
-    whole, gradients = Watched(one, ALONE).told
+    """Also where one of them has no batch in a step. All shards are scaled down by the norm of all."""
+    one, two = (Round(tmp_path / name, optimizer="adamw", max_grad_norm=0.1) for name in ("one", "two"))
+    whole, norms, gradients = Watched(one, ALONE).told
     outcomes = in_forked_ranks(2, lambda ranks: Watched(two, ranks).told)
     elements = one.bundle.layout.parameters
     steps = [
         (flat(list(chain(*held)), elements), flat(expected, elements))
-        for *held, expected in zip(*(outcome[1] for outcome in outcomes), gradients, strict=True)
+        for *held, expected in zip(*(outcome[2] for outcome in outcomes), gradients, strict=True)
     ]
     assert len(steps) == 3
-    assert math.isclose(float(np.linalg.norm(steps[0][1])), 0.1, rel_tol=1e-3), "or the norm was not looked at"
     assert off(*steps[0]) < 3e-6
     # AdamW's first steps are signs, which rounding turns: further ones are of another model.
     assert max(off(*step) for step in steps) < 2e-2
-    assert whole >= 4 * 4 * elements
-    for held, _ in outcomes:
+    assert min(norms) > 0.1, "or nothing was scaled down"
+    for held, own_norms, _ in outcomes:
+        assert own_norms == pytest.approx(norms, rel=1e-3)
         assert held <= 0.55 * whole
+    assert whole >= 4 * 4 * elements
     assert off(*(np.frombuffer(it.bytes(), dtype="<f4") for it in (two, one))) < 2e-2
 
 
@@ -323,6 +331,31 @@ def test_parts_have_the_noise_under_masks_that_the_whole_has(tmp_path: Path) -> 
     whole = made(bind(after, layout))
     assert np.isfinite(whole).all()
     assert (made(*(parts_of(after, rank, 3) for rank in range(3))) == whole).mean() > 0.99
+
+
+class Fewer(Alone):
+    """A group of shards some of which are nobody's."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "sharded", True)
+
+
+def test_an_update_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
+    """In its file is then what an earlier round left there."""
+    model = random_model()
+    layout, manifest = layout_of(model), write_model(model, tmp_path / "model")
+    (tmp_path / "update").write_bytes(bytes(layout.total_bytes))
+    residuals = Residuals(folder=tmp_path, plan=digest_of(b"plan"), layout=layout, notice=lambda event, detail: None)
+    with pytest.raises(StateError, match=rf"ranks wrote \d+ of {layout.parameters} numbers of update"):
+        write_update(
+            tmp_path / "update",
+            layout,
+            parameters=parts_of(model, 0, 2),
+            round_model=VectorReader(tmp_path / "model", manifest, layout, None),
+            feedback=Feedback(residuals=residuals, included=None),
+            ranks=Fewer(),
+        )
+    assert not (tmp_path / "update").exists()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
