@@ -66,6 +66,7 @@ class TrainingSection(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: PyTorch's own choice; of a rank, its share of the cores
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # that train together, called ranks; 0: the agent's own alone
+    sharded: bool = False  # each rank holds a part of the model, its gradients and AdamW's state, and not all of it
     # what starts the ranks, {processes} being their number: ["srun", "--ntasks={processes}"]; empty: the agent, here
     launch: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(default_factory=list, max_length=100)
     # the network interface that ranks listen on, without TLS or authentication; lo: nobody else's machine hears it
@@ -76,6 +77,11 @@ class TrainingSection(Section):
     def _check_launch(self) -> "TrainingSection":
         if self.launch and not self.processes:
             raise ValueError("[training] launch starts ranks, and processes is 0: set processes to their number")
+        if self.sharded and self.processes < 2:
+            raise ValueError(
+                f"[training] sharded deals the model out to ranks, and processes is {self.processes}: set processes to "
+                "2 or more, or leave sharded out"
+            )
         if self.processes > 1 and ":" in self.device:
             raise ValueError(
                 f"[training] device = {self.device!r} is one GPU, and processes is {self.processes}: give cuda, by "

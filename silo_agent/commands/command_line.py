@@ -155,6 +155,7 @@ def policy_of(folder: SiloFolder, credentials: "SiloCredentials", settings: "Set
         record=record_of(folder, credentials),
         processes=settings.training.processes,
         rank_interface=settings.training.rank_interface,
+        sharded=settings.training.sharded,
     )
 
 

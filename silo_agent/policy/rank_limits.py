@@ -11,9 +11,10 @@ LOOPBACK: Final = "lo"
 
 
 def rank_refusals(
-    silo: SiloName, plan: Plan, processes: int, rank_interface: str = LOOPBACK
+    silo: SiloName, plan: Plan, processes: int, rank_interface: str = LOOPBACK, *, sharded: bool = False
 ) -> Iterator[PolicyRefusal]:
-    """Of `plan` at `silo`, whose [training] processes is `processes`, on `rank_interface`; nothing where that is 0."""
+    """Of `plan` at `silo`, whose [training] processes is `processes`, on `rank_interface`; nothing where that is 0.
+    `sharded` ranks hold a part of the model each."""
     if not processes:
         return
     if plan.privacy.level == "record" and rank_interface != LOOPBACK:
@@ -37,4 +38,23 @@ def rank_refusals(
                 f"plan {plan.name} has {asks}, which a training in several processes does not do yet, and [training] "
                 f"processes = {processes} of this silo asks for one: set processes to 0, or have the operator make a "
                 "plan without it",
+            )
+    if sharded:
+        yield from _shard_refusals(plan)
+
+
+def _shard_refusals(plan: Plan) -> Iterator[PolicyRefusal]:
+    optimizer, adapters = plan.training.optimizer, plan.adapters
+    for asks, wanted in (
+        ('[privacy] level = "record"', plan.privacy.level == "record"),
+        (f'[training] optimizer = "{optimizer}", and no "adamw"', optimizer != "adamw"),
+        (f"[adapters] rank = {adapters.rank}", adapters.rank > 0),
+        (f'[wire] update = "{plan.wire.update}", and no "float32"', plan.wire.update != "float32"),
+    ):
+        if wanted:
+            yield PolicyRefusal(
+                "sharded",
+                f"plan {plan.name} has {asks}, which a training whose ranks hold a part of the model each does not do "
+                "yet, and [training] sharded of this silo asks for one: set sharded to false, or have the operator "
+                "make another plan",
             )

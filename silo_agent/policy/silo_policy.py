@@ -33,13 +33,14 @@ MADE_AGAIN = "size:"
 @dataclass(frozen=True, slots=True)
 class SiloPolicy:
     """The rules as they bind one silo. `record` is asked anew each time; `processes` are those that it trains in, which
-    meet on `rank_interface`."""
+    meet on `rank_interface` and are `sharded` or not."""
 
     rules: PolicyRules
     silo: SiloName
     record: Callable[[], Record] = Record
     processes: int = 0
     rank_interface: str = LOOPBACK
+    sharded: bool = False
 
     def check_plan(self, bundle: PlanBundle) -> None:
         """Raises PolicyRefusal unless every rule allows this plan."""
@@ -79,7 +80,7 @@ class SiloPolicy:
         yield from evaluation_refusals(rules, plan)
         yield from database_refusals(rules, self.silo, plan)
         yield from privacy_refusals(rules, self.silo, plan)
-        yield from rank_refusals(self.silo, plan, self.processes, self.rank_interface)
+        yield from rank_refusals(self.silo, plan, self.processes, self.rank_interface, sharded=self.sharded)
         yield from self._approval(bundle)
         for _, refusal in self.kin(bundle):
             yield refusal

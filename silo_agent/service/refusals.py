@@ -32,7 +32,7 @@ REFUSED_AS: Final[tuple[type[LoricaError], ...]] = (
     MalformedMessage,
 )
 """Refusals that no rule of its own names."""
-TRAINING_RULES: Final = ("processes",)
+TRAINING_RULES: Final = ("processes", "sharded")
 """Of [training] in silo.toml: what this silo's way of training does not do."""
 RULES: Final = (*PolicyRules.model_fields, *TRAINING_RULES, *PROTOCOL_RULES, *(kind.__name__ for kind in REFUSED_AS))
 """Every rule that a refusal can name: a closed set."""

@@ -9,6 +9,9 @@ training, or is damaged, is deleted and training begins anew. A checkpoint is a 
 or would leave no room for the update, training goes on without, says so once, and deletes the one that it had, because
 the update needs the room more.
 
+Ranks that hold a part of the model each write a file each, named by the optimizer step, and rank 0 commits them
+together: once all are on disk, the checkpoint is a file of the same form that has no tensors and names their digests.
+
 There is none after the last epoch: it would cost every round a write of the whole model, to save one epoch where an
 agent is killed in the few seconds until the update is on disk.
 """
@@ -33,7 +36,7 @@ from lorica_security.host import files
 from silo_agent.service.ports import Notice
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.loss_log import LossLog
-from silo_agent.training.ranks.ranks import ALONE, Ranks
+from silo_agent.training.ranks.ranks import ALONE, AnotherRankFailed, Ranks
 from silo_wire.canonical import DIGEST_BYTES, Digest, canonical_json
 
 FORMAT = 3
@@ -49,7 +52,8 @@ class TrainingIdentity:
     """What a local training's result depends on; the plan's digest covers all its settings, the seed included.
 
     `control`: the update whose control state it goes on with, where drift is corrected. `world`: the ranks that train
-    together, and `backend` what they meet by; sums over another number of them have other bits.
+    together, and `backend` what they meet by; sums over another number of them have other bits, as those of `sharded`
+    ones have.
     """
 
     plan: Digest
@@ -64,6 +68,7 @@ class TrainingIdentity:
     control: Digest | None = None
     world: int = 1
     backend: str = ""
+    sharded: bool = False
     format: int = FORMAT
 
 
@@ -73,7 +78,8 @@ class TrainingState:
 
     `optimizer` is the state of torch's state_dict, by the parameter's index; `random` holds uint8 states, on the CPU;
     `kept` is what the objective remembers, such as a teacher's parameters. Ranks that train together hold the same but
-    for their random states, which are all here: so one file is the checkpoint of all, and is committed at once.
+    for their random states, which are all here: so one file is the checkpoint of all, and is committed at once. Of
+    sharded ones each has the state of its own part.
     """
 
     epochs: int
@@ -97,10 +103,10 @@ class CheckpointFile:
         update_bytes: int,
         notice: Notice,
         every_s: float = 0.0,
-        read_only: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`update_bytes` is the room that a checkpoint has to leave; `every_s` how much training it must be worth, in
-        seconds. `read_only`: it is rank 0 that writes and deletes it.
+        seconds. Of `ranks`, rank 0 writes and deletes it, and sharded ones a part of it each.
 
         `notice` hears of `training-resumed`, `checkpoint-ignored` and `checkpoint-not-written`.
         """
@@ -109,14 +115,19 @@ class CheckpointFile:
         self._update_bytes = update_bytes
         self._notice = notice
         self._every_s, self._saved_s = every_s, 0.0
-        self._read_only = self._given_up = read_only
+        self._ranks = ranks
+        self._read_only = ranks.rank > 0
+        self._given_up = self._read_only and not ranks.sharded
 
     def load(self, device: torch.device) -> TrainingState | None:
         """What an earlier process left of this very training, its tensors on `device`; else None, and the file is
         gone."""
         try:
             with self._path.open("rb", buffering=0) as file:
-                state = _read(file, self._training, device)
+                read = _Read(file, self._training)
+                state = None if self._ranks.sharded else read.state(device)
+            if state is None:
+                state = self._own_part(read, device)
         except FileNotFoundError:
             self._delete()
             return None
@@ -132,34 +143,81 @@ class CheckpointFile:
     def save(self, state: TrainingState) -> None:
         """Replace the checkpoint; it is on disk when this returns, unless a notice was given or it would save too
         little."""
-        if self._given_up or state.seconds - self._saved_s < self._every_s:
+        if self._given_up or not self._is_due(state):
             return
         self._saved_s = state.seconds
-        tensors = dict(_named(state))
-        header = _header(self._training, state, tensors)
         try:
-            self._require_room(len(header) + sum(tensor.nbytes for tensor in tensors.values()) + DIGEST_BYTES)
-            descriptor = os.open(
-                self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, files.PRIVATE_FILE_MODE
-            )
-            with os.fdopen(descriptor, "wb") as file:
-                _write(file, header, tensors)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(self._part, self._path)
-            files.sync_folder(self._path.parent)
-        except OSError as error:
+            if self._ranks.sharded:
+                self._replace_together(state)
+            else:
+                tensors = dict(_named(state))
+                self._replace(_header(self._training, state, tensors), tensors)
+        except (OSError, AnotherRankFailed) as error:
             self._given_up = True
             self._delete()
+            reason = error.strerror if isinstance(error, OSError) else error
             self._notice(
                 "checkpoint-not-written",
-                f"{self._path} cannot be written ({error.strerror}): this training goes on without checkpoints and "
+                f"{self._path} cannot be written ({reason}): this training goes on without checkpoints and "
                 "begins anew after a restart; free some space",
             )
+
+    def _is_due(self, state: TrainingState) -> bool:
+        due = state.seconds - self._saved_s >= self._every_s
+        # By the clock of rank 0, where all of them write.
+        return self._ranks.any(self._ranks.rank == 0 and due) if self._ranks.sharded else due
+
+    def _replace(self, header: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._put(self._part, header, tensors)
+        os.replace(self._part, self._path)
+        files.sync_folder(self._path.parent)
+
+    def _put(self, path: Path, header: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
+        """The digest of what is on disk now."""
+        self._require_room(len(header) + sum(tensor.nbytes for tensor in tensors.values()) + DIGEST_BYTES)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, files.PRIVATE_FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file:
+            digest = _write(file, header, tensors)
+            file.flush()
+            os.fsync(file.fileno())
+        return digest
+
+    def _replace_together(self, state: TrainingState) -> None:
+        """Raises AnotherRankFailed where it was not this rank that could not write."""
+        own, tensors = self._part_of(state.steps), dict(_named(state))
+        with self._ranks.all_or_none():
+            digest = self._put(own, _header(self._training, state, tensors), tensors)
+            files.sync_folder(own.parent)
+        every = self._ranks.gathered(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        with self._ranks.all_or_none():
+            if self._ranks.rank == 0:
+                parts = [bytes(each.tolist()).hex() for each in every]
+                self._replace(_header(self._training, state, {}, parts), {})
+        for former in self._parts():
+            if former != own:
+                with suppress(OSError):
+                    former.unlink()
+
+    def _own_part(self, committed: "_Read", device: torch.device) -> TrainingState:
+        """Raises _Unusable, OSError."""
+        with self._part_of(committed.content["steps"]).open("rb", buffering=0) as file:
+            read = _Read(file, self._training)
+            if read.digest.hex() != committed.content["parts"][self._ranks.rank]:
+                raise _Unusable("names another part than is there")
+            return read.state(device)
+
+    def _part_of(self, steps: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{steps}-{self._ranks.rank}")
+
+    def _parts(self) -> list[Path]:
+        """Of this rank, of whatever step."""
+        return list(self._path.parent.glob(f"{self._path.name}.*-{self._ranks.rank}"))
 
     def _require_room(self, size: int) -> None:
         disk = os.statvfs(self._path.parent)
         free = disk.f_bavail * disk.f_frsize
+        if self._ranks.sharded:
+            size *= self._ranks.world  # all write at once, on one disk
         if free < size + self._update_bytes:
             raise OSError(
                 errno.ENOSPC,
@@ -167,9 +225,8 @@ class CheckpointFile:
             )
 
     def _delete(self) -> None:
-        if self._read_only:
-            return
-        for path in (self._part, self._path):
+        own = self._parts() if self._ranks.sharded else []
+        for path in own if self._read_only else (self._part, self._path, *own):
             with suppress(OSError):  # on a disk that refuses even this, what is left is replaced or ignored later
                 path.unlink(missing_ok=True)
 
@@ -199,6 +256,7 @@ def training_identity(
         control=control,
         world=ranks.world,
         backend=ranks.backend,
+        sharded=ranks.sharded,
     )
 
 
@@ -234,13 +292,16 @@ def _named(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"kept.{index}", value
 
 
-def _header(training: TrainingIdentity, state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> bytes:
+def _header(
+    training: TrainingIdentity, state: TrainingState, tensors: Mapping[str, torch.Tensor], parts: Sequence[str] = ()
+) -> bytes:
     content = {
         "training": asdict(training),
         "epochs": state.epochs,
         "steps": state.steps,
         "seconds": state.seconds,
         "log": asdict(state.log),
+        "parts": list(parts),
         "optimizer": {
             index: {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
             for index, entries in state.optimizer.items()
@@ -260,55 +321,67 @@ def _header(training: TrainingIdentity, state: TrainingState, tensors: Mapping[s
     return len(text).to_bytes(8, "little") + text
 
 
-def _write(file: IO[bytes], header: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
+def _write(file: IO[bytes], header: bytes, tensors: Mapping[str, torch.Tensor]) -> bytes:
     hasher = blake3(header)
     file.write(header)
     for tensor in tensors.values():
         for block in _blocks(_bytes_of(tensor.detach().cpu().contiguous())):
             hasher.update(block)
             file.write(block)
-    file.write(hasher.digest())
+    digest = hasher.digest()
+    file.write(digest)
+    return digest
 
 
-def _read(file: FileIO, training: TrainingIdentity, device: torch.device) -> TrainingState:
-    """Raises _Unusable, OSError. Twice through the file: what does not have its digest is not even parsed."""
-    _require_whole(file)
-    file.seek(0)
-    entries = json.loads(_read_exactly(file, int.from_bytes(_read_exactly(file, 8), "little")))
-    content = json.loads(entries.pop(_METADATA)[_CONTENT])
-    _require_same(training, content["training"])
-    parameters: list[torch.Tensor] = []
-    optimizer: dict[int, dict[str, torch.Tensor | float]] = {
-        int(index): dict(numbers) for index, numbers in content["optimizer"].items()
-    }
-    random: dict[str, torch.Tensor] = {}
-    kept: list[torch.Tensor] = []
-    for name, entry in entries.items():
-        tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-        for block in _blocks(_bytes_of(tensor)):
-            _fill(file, block)
-        match name.split(".", 2):
-            case ["parameter", _]:
-                parameters.append(tensor.to(device))
-            case ["optimizer", index, key]:
-                optimizer[int(index)][key] = tensor.to(device)
-            case ["random", key]:
-                random[key] = tensor
-            case ["kept", _]:
-                kept.append(tensor.to(device))
-    return TrainingState(
-        epochs=content["epochs"],
-        steps=content["steps"],
-        seconds=content["seconds"],
-        log=LossLog(**content["log"]),
-        parameters=parameters,
-        optimizer=optimizer,
-        random=random,
-        kept=kept,
-    )
+class _Read:
+    """A file of `training`, parsed up to its tensors. Raises _Unusable, OSError.
+
+    Twice through the file: what does not have its digest is not even parsed.
+    """
+
+    def __init__(self, file: FileIO, training: TrainingIdentity) -> None:
+        self._file = file
+        self.digest = _require_whole(file)
+        file.seek(0)
+        self._entries = json.loads(_read_exactly(file, int.from_bytes(_read_exactly(file, 8), "little")))
+        self.content = json.loads(self._entries.pop(_METADATA)[_CONTENT])
+        _require_same(training, self.content["training"])
+
+    def state(self, device: torch.device) -> TrainingState:
+        content = self.content
+        parameters: list[torch.Tensor] = []
+        optimizer: dict[int, dict[str, torch.Tensor | float]] = {
+            int(index): dict(numbers) for index, numbers in content["optimizer"].items()
+        }
+        random: dict[str, torch.Tensor] = {}
+        kept: list[torch.Tensor] = []
+        for name, entry in self._entries.items():
+            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            for block in _blocks(_bytes_of(tensor)):
+                _fill(self._file, block)
+            match name.split(".", 2):
+                case ["parameter", _]:
+                    parameters.append(tensor.to(device))
+                case ["optimizer", index, key]:
+                    optimizer[int(index)][key] = tensor.to(device)
+                case ["random", key]:
+                    random[key] = tensor
+                case ["kept", _]:
+                    kept.append(tensor.to(device))
+        return TrainingState(
+            epochs=content["epochs"],
+            steps=content["steps"],
+            seconds=content["seconds"],
+            log=LossLog(**content["log"]),
+            parameters=parameters,
+            optimizer=optimizer,
+            random=random,
+            kept=kept,
+        )
 
 
-def _require_whole(file: FileIO) -> None:
+def _require_whole(file: FileIO) -> bytes:
+    """The digest that the file has."""
     left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
     hasher, buffer = blake3(), memoryview(bytearray(BLOCK_BYTES))
     while left > 0:
@@ -316,8 +389,10 @@ def _require_whole(file: FileIO) -> None:
         _fill(file, block)
         hasher.update(block)
         left -= len(block)
-    if file.read() != hasher.digest():
+    digest = hasher.digest()
+    if file.read() != digest:
         raise _Unusable("is damaged: it does not have its digest")
+    return digest
 
 
 def _require_same(training: TrainingIdentity, theirs: Mapping[str, object]) -> None:

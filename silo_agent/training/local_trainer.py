@@ -12,6 +12,7 @@ each is the mean over all target tokens of its window, and the last window ends 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -113,9 +114,10 @@ def train_locally(
                 if not math.isfinite(loss_sum):
                     raise _diverged("loss", loss_sum, step, steps, section)
                 _add_proximal_term(parameters, round_parameters, section.fedprox_mu)
-                norm = float(nn.utils.clip_grad_norm_(parameters, section.max_grad_norm or math.inf))
+                norm = ranks.norm(nn.utils.get_total_norm([it.grad for it in parameters if it.grad is not None]))
+                nn.utils.clip_grads_with_norm_(parameters, section.max_grad_norm or math.inf, norm)
                 if not math.isfinite(norm):
-                    raise _diverged("gradient norm", norm, step, steps, section)
+                    raise _diverged("gradient norm", float(norm), step, steps, section)
                 _add_correction(parameters, correction)
                 factor = learning_rate_factor(section.learning_rate_schedule, step, steps)
                 for settings in optimizer.param_groups:
@@ -228,13 +230,18 @@ def accumulate_gradient(
     pad = model.config.pad_token_id
     if ranks.world > 1 and ranks.any(should_stop()):
         raise TrainingStopped
-    for indices in ranks.share(group):
+    for indices in ranks.rows(group):
         if ranks.world == 1 and should_stop():
             raise TrainingStopped
-        batch = collate(examples, indices, pad=pad, device=device)
+        if indices is None and not ranks.sharded:
+            continue
+        # What others wait for to compute with is computed with here as well, and does not count.
+        batch = collate(examples, group[0] if indices is None else indices, pad=pad, device=device)
         with autocast(device, section.precision):
-            loss = summed_loss(model, batch)
-        torch.autograd.backward(loss / max(1, tokens))
+            loss = ranks.computed(model, partial(summed_loss, batch=batch))
+        if indices is None:
+            loss = loss * 0
+        ranks.backward(loss / max(1, tokens))
         total += loss.detach()
     return float(ranks.sum(total)), tokens
 

@@ -11,6 +11,7 @@ A plan may have a silo tell a moving average of its reductions over rounds, what
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -38,7 +39,7 @@ def drawn_sample(examples: int, seed: Seed) -> list[int]:
     return order
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def sample_loss(
     model: T5,
     examples: EncodedExamples,
@@ -60,15 +61,18 @@ def sample_loss(
     means = torch.zeros(len(sample), dtype=torch.float32, device=device)
     begins = [0, *accumulate(map(len, batches))]
     try:
-        for number in range(0, len(batches), ranks.world):
+        for row in ranks.rows(range(len(batches))):
             if ranks.any(should_stop()):
                 raise TrainingStopped
-            if number + ranks.rank >= len(batches):
+            if row is None and not ranks.sharded:
                 continue
-            indices, begin = batches[number + ranks.rank], begins[number + ranks.rank]
+            # What others wait for to compute with is computed with here as well, and does not count.
+            indices = batches[row or 0]
             batch = collate(examples, indices, pad=model.config.pad_token_id, device=device)
             with autocast(device, section.precision):
-                means[begin : begin + len(indices)] = example_means(model, batch)
+                own = ranks.computed(model, partial(example_means, batch=batch))
+            if row is not None:
+                means[begins[row] : begins[row + 1]] = own
     finally:
         model.train(was_training)
     # Each number is of one rank, and 0 of the others: the sum is exact.

@@ -102,7 +102,7 @@ class SiloTrainer:
         self._clock = clock
         self._ranks = ranks
         self._own_entropy = own_entropy or secrets.token_bytes(blake3.key_size)
-        self._model = model or PlanModel(bundle, settings, base=base)
+        self._model = model or PlanModel(bundle, settings, base=base, ranks=ranks)
         self._shows_schema = self._section.schema_in_input and self._task.shows_schema
         self._schemas: dict[str, str] | None = None
         if self._shows_schema:
@@ -220,7 +220,7 @@ class SiloTrainer:
                     ranks=self._ranks,
                 )
             summary = averaged(summary, memory=self._plan.aggregation.reduction_memory, told_before=told_before)
-        self._ranks.require_same("the model after training", parameters)
+        self._ranks.require_same_model(parameters)
         residuals = Residuals(folder=update_path.parent, plan=self._plan.digest, layout=self._layout, notice=on_notice)
         layout = self._model.bundle.update_layout
         part = part_of(layout, model, self._model.item_bytes(model), self._ranks)
@@ -453,7 +453,7 @@ class SiloTrainer:
             update_bytes=update.total_bytes + residual_bytes + control_bytes,
             notice=notice,
             every_s=every_s,
-            read_only=self._ranks.rank > 0,
+            ranks=self._ranks,
         )
 
     def _chosen(self, split: Split, most: int) -> list[int]:

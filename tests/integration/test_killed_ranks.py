@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 EVERY = bool(os.environ.get("LORICA_EVERY_KILL"))
 DROPOUT = {"dropout": 0.2}
 """What is gone on from has random states of each rank."""
+SHARDS = {"sharded": True}
 Case = tuple[str, int, int, str]
 """Of a Kill: point, number, rank, who."""
 
@@ -51,7 +52,31 @@ PRIVATELY: list[Case] = [
     for rank in (0, 1)
     for who in WHO
 ]
+SHARDED: list[Case] = [
+    *(
+        (point, number, rank, "rank")
+        for number in range(1, STEPS_PER_EPOCH * EPOCHS + 1)
+        for point in ("gathered", "scattered")
+        for rank in (0, 1)
+    ),
+    *(("scattered", number, 1, who) for number in (2, 5) for who in ("launcher", "agent")),
+    *(
+        (point, 1, 0, who)
+        for point in ("checkpoint", "checkpoint-half", "checkpoint-committed", "checkpoint-renamed")
+        for who in WHO
+    ),
+    *(
+        (point, 1, rank, who)
+        for point in ("checkpoint-part", "pieces-synced", "pieces-digested")
+        for rank in (0, 1)
+        for who in WHO
+    ),
+    *(("checkpoint-written", 2, 0, who) for who in WHO),  # what commits, after the part
+    *(("piece", number, rank, "rank") for number in (1, 9) for rank in (0, 1)),
+    *(("pieces-finished", 1, 0, who) for who in WHO),
+]
 SOME_PLAIN: list[Case] = [("checkpoint-half", 1, 0, "launcher")]
+SOME_SHARDED: list[Case] = [("checkpoint-written", 2, 0, "rank")]
 SOME_PRIVATELY: list[Case] = [("noised", 1, 1, "rank")]
 
 
@@ -70,6 +95,19 @@ def nothing_left(root: Path) -> Iterator[None]:
 def undisturbed(root: Path) -> bytes:
     """The update of two ranks that draw dropout."""
     silo = RankSilo(root, 2, DROPOUT)
+    with pytest.MonkeyPatch.context() as patch:
+        launched(patch)
+        trained(silo)
+    made = silo.update.read_bytes()
+    for path in silo.updates.iterdir():
+        path.unlink()
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed_shards(root: Path) -> bytes:
+    """The same of ranks that hold a part of the model each."""
+    silo = RankSilo(root, 2, DROPOUT, own=SHARDS)
     with pytest.MonkeyPatch.context() as patch:
         launched(patch)
         trained(silo)
@@ -115,6 +153,15 @@ def test_whoever_is_killed_at_whatever_step_the_bytes_are_the_same(
     assert silo.update.read_bytes() == undisturbed
 
 
+@pytest.mark.parametrize("case", SHARDED if EVERY else SOME_SHARDED)
+def test_whoever_is_killed_the_bytes_of_shards_are_the_same(
+    case: Case, root: Path, undisturbed_shards: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silo = RankSilo(root, 2, DROPOUT, own=SHARDS)
+    killed(silo, monkeypatch, case, tmp_path / "killed")
+    assert silo.update.read_bytes() == undisturbed_shards
+
+
 @pytest.mark.parametrize("case", PRIVATELY if EVERY else SOME_PRIVATELY)
 def test_whoever_is_killed_a_private_update_has_all_of_its_noise(
     case: Case, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,4 +177,4 @@ def test_whoever_is_killed_a_private_update_has_all_of_its_noise(
 
 
 def test_the_points_are_there() -> None:
-    assert {case[0] for case in (*PLAIN, *PRIVATELY)} == set(POINTS)
+    assert {case[0] for case in (*PLAIN, *SHARDED, *PRIVATELY)} == set(POINTS)

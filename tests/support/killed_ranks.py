@@ -17,20 +17,25 @@ import pytest
 
 from silo_agent.edges.ranks import launcher, rank_group
 from silo_agent.training import checkpoint
-from silo_agent.training.model.vector_file import VectorWriter
+from silo_agent.training.model.vector_file import PieceWriter, VectorWriter
 from silo_agent.training.private.exact_noise import StepNoise
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.ranks.ranks import Together
+from silo_agent.training.ranks.sharded_ranks import ShardedRanks
 
 BEFORE, AFTER = "before", "after"
 
 POINTS: Final[dict[str, tuple[Any, str, str]]] = {
     "sum": (Together, "sum_gradients", BEFORE),
     "summed": (Together, "sum_gradients", AFTER),
+    "gathered": (ShardedRanks, "computed", AFTER),
+    "scattered": (ShardedRanks, "sum_gradients", AFTER),
     "checkpoint": (checkpoint.CheckpointFile, "save", BEFORE),
     "checkpoint-begun": (checkpoint, "_write", BEFORE),
     "checkpoint-half": (checkpoint, "_bytes_of", AFTER),
     "checkpoint-written": (checkpoint, "_write", AFTER),
+    "checkpoint-part": (checkpoint.CheckpointFile, "_put", AFTER),
+    "checkpoint-committed": (checkpoint.CheckpointFile, "_replace", AFTER),
     "checkpoint-renamed": (checkpoint.CheckpointFile, "save", AFTER),
     "clipped": (PrivateOptimizer, "pre_step", BEFORE),
     "noise": (StepNoise, "add", BEFORE),
@@ -39,6 +44,10 @@ POINTS: Final[dict[str, tuple[Any, str, str]]] = {
     "update": (VectorWriter, "write", BEFORE),
     "update-written": (VectorWriter, "sync", BEFORE),
     "update-synced": (VectorWriter, "sync", AFTER),
+    "piece": (PieceWriter, "write", BEFORE),
+    "pieces-synced": (PieceWriter, "sync", AFTER),
+    "pieces-finished": (PieceWriter, "finish", AFTER),
+    "pieces-digested": (PieceWriter, "chunk_digests", BEFORE),
 }
 """Whose function it is, and on which side of it the point lies."""
 

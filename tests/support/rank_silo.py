@@ -81,6 +81,7 @@ class RankSilo:
             silo=SILO,
             processes=training.processes,
             rank_interface=training.rank_interface,
+            sharded=training.sharded,
         )
         self.updates = self.root / f"updates-{self.processes}"
         self.updates.mkdir(exist_ok=True)

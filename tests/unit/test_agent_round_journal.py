@@ -237,13 +237,14 @@ def test_a_checkpoint_is_kept_until_another_model_or_the_update_is_recorded(tmp_
     journal = opened(tmp_path)
     checkpoint, other = journal.checkpoint_file(MODEL), journal.checkpoint_file(Digest("cd" * 32))
     halves = [path.with_name(f"{path.name}.part") for path in (checkpoint, other)]
-    for path in (checkpoint, other, *halves):
+    parts = [path.with_name(f"{path.name}.12-1") for path in (checkpoint, other)]
+    for path in (checkpoint, other, *halves, *parts):
         path.write_bytes(b"state")
     journal.update_file(KEY).write_bytes(DATA)
     journal.record(
         JournalModel(PLAN, MODEL)
     )  # as an agent does that was restarted in the round, or began its next attempt
-    assert set((tmp_path / "updates").iterdir()) == {checkpoint, journal.update_file(KEY)}
+    assert set((tmp_path / "updates").iterdir()) == {checkpoint, parts[0], journal.update_file(KEY)}
     journal.record(JournalUpdate(UPDATE))
     assert set((tmp_path / "updates").iterdir()) == {journal.update_file(KEY)}
     checkpoint.write_bytes(b"state")

@@ -478,6 +478,7 @@ def test_a_second_process_of_one_rank_is_refused(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     start = dict.fromkeys(frames.Start.model_fields, "") | {
         "world": 1,
+        "sharded": False,
         "max_bad_lines_share": 0.0,
         "tasks": [],
         "threads": 1,

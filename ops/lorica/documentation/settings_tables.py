@@ -135,6 +135,8 @@ SILO_MEANINGS: Final[dict[str, str]] = {
     "training.threads": "Threads of PyTorch. 0: its own choice; of a rank, its share of the machine's cores.",
     "training.processes": "[Ranks](#training-in-several-processes): processes that train together. 0: the agent's own "
     "alone.",
+    "training.sharded": "Each rank holds a part of the model, its gradients and AdamW's state in place of all of it "
+    "([how](#sharded)). Wants two processes or more.",
     "training.launch": "Program and arguments that start the ranks, `{processes}` being their number, such as "
     '`["srun", "--ntasks={processes}"]`. A program with a `/` in it is taken from the folder of silo.toml. Empty: the '
     "agent starts them on its own machine.",

@@ -112,6 +112,7 @@ class SimulatedSilo(AbstractContextManager["SimulatedSilo"]):
                 silo=credentials.silo,
                 processes=settings.training.processes,
                 rank_interface=settings.training.rank_interface,
+                sharded=settings.training.sharded,
             ),
             credentials=credentials,
             journal=RoundJournal(folder.journal, updates=folder.updates, silo=credentials.silo, synced=False),

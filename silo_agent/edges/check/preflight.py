@@ -150,6 +150,7 @@ async def preflight(ground: Ground) -> Sequence[Check]:
                 record=record_of(folder, credentials),
                 processes=settings.training.processes,
                 rank_interface=settings.training.rank_interface,
+                sharded=settings.training.sharded,
             )
             await run(RECORD, lambda: check_record(policy))
             if bundle is None:

@@ -352,9 +352,11 @@ class RoundJournal:
                     path.unlink(missing_ok=True)
 
     def _delete_checkpoints(self, *, but: Path | None = None) -> None:
-        """What training from another model left is of no use: a round is over when the next model is here."""
+        """What training from another model left is of no use: a round is over when the next model is here. Ranks that
+        hold a part of a model each have a file each beside the checkpoint, `.STEP-RANK`."""
+        kept = [] if but is None else [but, *self._updates.glob(f"{but.name}.*-*")]
         for path in self._updates.glob("*.checkpoint*"):
-            if path != but:
+            if path not in kept:
                 path.unlink(missing_ok=True)
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:

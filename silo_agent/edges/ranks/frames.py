@@ -77,12 +77,14 @@ class Frame(Section):
 
 class Start(Frame):
     """`examples` is the digest of those that the agent read. `device` and `threads` are a rank's; `entropy` is the file
-    of the silo's own secret, `interface` what the ranks listen on, `base` what the plan's adapters are for."""
+    of the silo's own secret, `interface` what the ranks listen on, `base` what the plan's adapters are for. `sharded`:
+    each of the `world` ranks holds a part of the model."""
 
     silo: str
     plan: str
     examples: str
     world: int
+    sharded: bool
     data: str
     max_bad_lines_share: float
     tasks: list[str]

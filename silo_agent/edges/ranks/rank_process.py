@@ -36,6 +36,7 @@ from silo_agent.settings import DataSection, Settings
 from silo_agent.training.checkpoint import examples_digest
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.ranks.ranks import AnotherRankFailed, RanksParted, Together, met_over
+from silo_agent.training.ranks.sharded_ranks import ShardedRanks
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
@@ -137,7 +138,7 @@ class _Bench:
         with on_records():
             data = sources.data_for(Reading.of(bundle.plan, silo))
         group, backend = met_over(str(folder), rank, world, place, timeout_s=start.timeout_s)
-        self._ranks = Together(group, place, backend, self._sign)
+        self._ranks = (ShardedRanks if start.sharded else Together)(group, place, backend, self._sign)
         with on_records():
             self._trainer = SiloTrainer(
                 bundle,

@@ -59,7 +59,9 @@ class RankTrainer:
     def prepare(self, bundle: PlanBundle, base: RoundModel | None, /) -> DataSummary:
         """Ranks are started here, so that a silo declares itself ready only when they have met."""
         section = self._settings.training
-        for refusal in rank_refusals(self._policy.silo, bundle.plan, section.processes, section.rank_interface):
+        for refusal in rank_refusals(
+            self._policy.silo, bundle.plan, section.processes, section.rank_interface, sharded=section.sharded
+        ):
             raise refusal
         check_launch(section)
         self.close()
@@ -154,6 +156,7 @@ class RankTrainer:
                 plan=bundle.plan.digest,
                 examples=self._own.examples(bundle),
                 world=training.processes,
+                sharded=training.sharded,
                 data=str(Path(data.folder).absolute()),
                 max_bad_lines_share=data.max_bad_lines_share,
                 tasks=list(self._settings.policy.tasks),

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from torch import nn
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.model.vector_file import VectorReader, blocks
+from silo_agent.training.ranks.ranks import ALONE, Ranks
+from silo_agent.training.ranks.sharded_ranks import ShardedRanks
 from silo_wire.manifest import Layout, TensorSpec, manifest_of
 from silo_wire.model_folders.t5_config import NO_CONFIGURATION, model_class, t5_config
 from silo_wire.plans.adapters import AdaptersSection
@@ -40,30 +42,55 @@ are `Tensor | Module`."""
 
 @dataclass(frozen=True)
 class BoundParameters:
-    """A model's parameters in the order of a layout, each once; `specs` and `tensors` run side by side."""
+    """A model's parameters in the order of a layout, each once; `specs` and `tensors` run side by side.
+
+    A tensor is all of its parameter, or rows of it, which may be none: those of a rank that holds a part of the model.
+    `begins` then says where each begins in the flat vector.
+    """
 
     specs: tuple[TensorSpec, ...]
     tensors: tuple[nn.Parameter, ...]
+    begins: tuple[int, ...] | None = None
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """Where each tensor begins in the flat vector, and where the last one ends."""
+        """Where each parameter begins in the flat vector, and where the last one ends."""
         return tuple(accumulate((spec.elements for spec in self.specs), initial=0))
 
     @property
     def elements(self) -> int:
+        """Of the flat vector, held or not."""
         return self._starts[-1]
+
+    @cached_property
+    def held(self) -> tuple[range, ...]:
+        """The elements of the flat vector that are here, in order."""
+        return (range(self.elements),) if self.begins is None else tuple(part for _, _, part in self.placed() if part)
+
+    def placed(self) -> Iterator[tuple[TensorSpec, nn.Parameter, range]]:
+        """With the elements of the flat vector that each tensor has."""
+        begins = self._starts[:-1] if self.begins is None else self.begins
+        for spec, tensor, begin in zip(self.specs, self.tensors, begins, strict=True):
+            yield spec, tensor, range(begin, begin + tensor.numel())
+
+    @cached_property
+    def _not_empty(self) -> tuple[list[tuple[TensorSpec, nn.Parameter, range]], list[int]]:
+        placed = [each for each in self.placed() if each[2]]
+        return placed, [part.start for _, _, part in placed]
 
     @property
     def device(self) -> torch.device:
         return self.tensors[0].device
 
     def slices(self, begin: int, end: int) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
-        """The flat vector's elements from `begin` until `end` as views of the tensors that hold them, in order."""
-        index = bisect_right(self._starts, begin) - 1
+        """The flat vector's elements from `begin` until `end`, which are held, as views of the tensors that hold them,
+        in order."""
+        placed, starts = self._not_empty
+        index = bisect_right(starts, begin) - 1
         while begin < end:
-            start, stop = self._starts[index], min(self._starts[index + 1], end)
-            yield self.specs[index], self.tensors[index].detach().view(-1)[begin - start : stop - start]
+            spec, tensor, part = placed[index]
+            stop = min(part.stop, end)
+            yield spec, tensor.detach().view(-1)[begin - part.start : stop - part.start]
             begin, index = stop, index + 1
 
     def beside(self, values: FloatBlock, begin: int) -> Iterator[tuple[TensorSpec, torch.Tensor, FloatBlock]]:
@@ -75,9 +102,14 @@ class BoundParameters:
 
 
 def build_model(
-    files: Mapping[str, bytes], layout: Layout, *, device: torch.device, dropout: float | None = None
+    files: Mapping[str, bytes],
+    layout: Layout,
+    *,
+    device: torch.device,
+    dropout: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> T5:
-    """A T5 of `layout` with uninitialised float32 parameters on `device`.
+    """A T5 of `layout` with uninitialised float32 parameters on `device`, of sharded `ranks` with the rows of this one.
 
     Raises MalformedMessage where config.json is not a plain T5 or does not make exactly the tensors of `layout`; that
     is found out before memory is taken.
@@ -93,7 +125,10 @@ def build_model(
     if OUTPUT_LAYER in {tensor.name for tensor in layout.tensors} and model.lm_head.weight is model.shared.weight:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight, device="meta"))
     bind(model, layout)
-    _allocate(model, device)
+    if isinstance(ranks, ShardedRanks):
+        ranks.shard(model)
+    else:
+        _allocate(model, device)
     return model
 
 
@@ -108,15 +143,23 @@ def layout_of(model: T5) -> Layout:
     return Layout("float32", tuple(tensors))
 
 
-def bind(model: T5, layout: Layout) -> BoundParameters:
-    """The parameters that `layout` names; raises MalformedMessage unless it is exactly the model's own layout."""
+def bind(model: T5, layout: Layout, ranks: Ranks = ALONE) -> BoundParameters:
+    """The parameters that `layout` names, of sharded `ranks` the rows of this one; raises MalformedMessage unless it is
+    exactly the model's own layout."""
     own = layout_of(model)
     if own.dtype != layout.dtype:
         raise MalformedMessage(f"plan's layout has dtype {layout.dtype}: only float32 is taken")
     if own != layout:
         raise MalformedMessage(f"plan's {CONFIG_FILE} and layout.json disagree: {_first_difference(own, layout)}")
     named = dict(model.named_parameters(remove_duplicate=False))
-    return BoundParameters(layout.tensors, tuple(named[tensor.name] for tensor in layout.tensors))
+    tensors = tuple(named[tensor.name] for tensor in layout.tensors)
+    if not isinstance(ranks, ShardedRanks):
+        return BoundParameters(layout.tensors, tensors)
+    begins = (
+        start + ranks.own_rows(spec.shape[0]).start * (spec.elements // spec.shape[0])
+        for spec, start in layout.placed()
+    )
+    return BoundParameters(layout.tensors, tuple(map(ranks.part, tensors)), tuple(begins))
 
 
 def add_adapters(
@@ -198,7 +241,8 @@ def _allocate(model: T5, device: torch.device) -> None:
 
 
 def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
-    """Read a whole vector into the parameters' own memory, on a GPU block by block through the host's.
+    """Read a whole vector, or what is held of it, into the parameters' own memory, on a GPU block by block through the
+    host's.
 
     Raises what `vector` raises, MalformedMessage for a value that is not finite. After an error the parameters hold
     parts of both: load again before use.
@@ -206,7 +250,8 @@ def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
     _require_little_endian()
     on_cpu = parameters.device.type == "cpu"
     memory: FloatBlock = np.empty(0 if on_cpu else BLOCK_ELEMENTS, dtype=np.float32)
-    for begin, end in blocks(parameters.elements):
+    for begin, end in chain.from_iterable(blocks(part.stop, part.start) for part in parameters.held):
+        vector.skip_to(begin)
         slices = list(parameters.slices(begin, end))
         if on_cpu:
             values = [tensor.numpy() for _, tensor in slices]
@@ -220,6 +265,7 @@ def load_vector(parameters: BoundParameters, vector: VectorReader) -> None:
             if not on_cpu:
                 with torch.no_grad():
                     tensor.copy_(torch.from_numpy(part))
+    vector.skip_to()
 
 
 def vector_blocks(parameters: BoundParameters) -> Iterator[bytes]:

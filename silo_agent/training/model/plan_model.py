@@ -17,6 +17,7 @@ from silo_agent.training.data.tokenizer import TextTokenizer
 from silo_agent.training.device import DeviceSettings, chosen_device
 from silo_agent.training.model.model import T5, add_adapters, bind, build_model, load_fixed, load_vector
 from silo_agent.training.model.vector_file import VectorReader
+from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_wire.canonical import Digest
 from silo_wire.manifest import Layout, Manifest
 from silo_wire.model_folders.seeded_model import seeded_adapters
@@ -26,8 +27,10 @@ from silo_wire.plans.plan import PlanBundle
 class PlanModel:
     """Not for use by several threads at once."""
 
-    def __init__(self, bundle: PlanBundle, settings: DeviceSettings, *, base: RoundModel | None = None) -> None:
-        """`base` is what the plan's adapters are for, where it has adapters.
+    def __init__(
+        self, bundle: PlanBundle, settings: DeviceSettings, *, base: RoundModel | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        """`base` is what the plan's adapters are for, where it has adapters. Of sharded `ranks` each has a part.
 
         Raises MalformedMessage where the bundle does not make a T5 of its own layout, ConfigurationError for the
         device, IntegrityError for a damaged base or fixed halves that the seed makes otherwise here, StateError for a
@@ -36,8 +39,11 @@ class PlanModel:
         self.bundle = bundle
         self.device = chosen_device(settings)
         whole = bundle.whole_layout
-        self.t5: T5 = build_model(bundle.files, whole, device=self.device, dropout=bundle.plan.training.dropout)
-        self.parameters = bind(self.t5, whole)
+        self._ranks = ranks
+        self.t5: T5 = build_model(
+            bundle.files, whole, device=self.device, dropout=bundle.plan.training.dropout, ranks=ranks
+        )
+        self.parameters = bind(self.t5, whole, ranks)
         if bundle.base_layout is not None:
             if base is None:
                 raise StateError(
@@ -63,7 +69,7 @@ class PlanModel:
         if self._loaded == model.digest:
             return
         self._loaded = None
-        with self.reader(path, model) as vector:
+        with self._ranks.all_or_none(), self.reader(path, model) as vector:
             load_vector(self.parameters, vector)
             self._mark = vector.checked()
         self._loaded = model.digest
@@ -86,6 +92,8 @@ class PlanModel:
         return trained
 
     def reader(self, path: Path, model: Manifest, part: range | None = None) -> VectorReader:
+        """Of `part`; of sharded ranks of all of it, which they read what they hold of."""
+        part = None if self._ranks.sharded else part
         return VectorReader(path, model, self._layout_of(model), self._mark, part)
 
     def item_bytes(self, model: Manifest) -> int:
@@ -93,14 +101,14 @@ class PlanModel:
         return self._layout_of(model).item_bytes
 
     def mapped(self, path: Path, model: Manifest, names: Collection[str] | None = None) -> list[torch.Tensor]:
-        """The model in `path` as tensors, or those of `names`; on the CPU a private mapping of its file, whose pages
-        the system shares and drops."""
+        """What is held of the model in `path` as tensors, or of those of `names`; on the CPU a private mapping of its
+        file, whose pages the system shares and drops."""
         layout = self._layout_of(model)
         vector = torch.from_numpy(np.memmap(path, dtype=f"<i{layout.item_bytes}", mode="c"))
         vector = vector.view(torch.float32 if layout.dtype == "float32" else torch.bfloat16)
         return [
-            vector[start : start + spec.elements].view(spec.shape).to(self.device)
-            for spec, start in layout.placed()
+            vector[part.start : part.stop].view(tensor.shape).to(self.device)
+            for spec, tensor, part in self.parameters.placed()
             if names is None or spec.name in names
         ]
 

@@ -4,6 +4,7 @@ A round model is checked against its manifest as it is read, unless its mark say
 a reader uses what it read once the last byte is checked. A written vector's digests are made on the way.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,12 +27,19 @@ from silo_wire.manifest import CHUNK_BYTES, ChunkDigests, Layout, Manifest
 
 _MOST_BUFFERS = 1000
 """In one system call; Linux takes 1024."""
+_SKIPPED_BYTES = 1 << 20
+"""At a time."""
 
 
 def blocks(elements: int, begin: int = 0) -> Iterator[tuple[int, int]]:
-    """The vector's elements from `begin` on in blocks that stay in cache: first element, and the one after the last."""
-    for start in range(begin, elements, BLOCK_ELEMENTS):
-        yield start, min(start + BLOCK_ELEMENTS, elements)
+    """The vector's elements from `begin` on in blocks that stay in cache: first element, and the one after the last.
+
+    Wherever they begin, they end where the blocks of the whole vector do.
+    """
+    while begin < elements:
+        end = min(begin - begin % BLOCK_ELEMENTS + BLOCK_ELEMENTS, elements)
+        yield begin, end
+        begin = end
 
 
 class VectorReader:
@@ -84,6 +92,17 @@ class VectorReader:
         for target in targets:
             from_bfloat16(bits[: len(target)], target)
             bits = bits[len(target) :]
+
+    def skip_to(self, element: int | None = None) -> None:
+        """Have `element` read next, which is not before any that was read; None: nothing. What lies between is looked
+        at only where its digests are to be checked."""
+        end = self._end if element is None else element * self._layout.item_bytes
+        if self._digests is None:
+            self._position = end
+            return
+        unused: Bytes = np.empty(min(_SKIPPED_BYTES, end - self._position), dtype=np.uint8)
+        while self._position < end:
+            self._read_bytes([_bytes_of(unused[: end - self._position])])
 
     def checked(self) -> FileMark:
         """The file's mark, now that every byte that was to be read is found right."""
@@ -178,6 +197,52 @@ class VectorWriter:
         os.close(self._descriptor)
 
 
+class PieceWriter:
+    """Writes pieces of a vector of `layout` into `path`, over what is there, as other processes write others.
+
+    Digests are of what is in the file once all have written. Raises OSError.
+    """
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self._path, self._layout = path, layout
+        self._descriptor = _opened(path)
+
+    def write(self, begin: int, values: FloatBlock) -> None:
+        """`values` from element `begin` on."""
+        files.write_at(self._descriptor, _bytes_of(values), begin * self._layout.item_bytes)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def finish(self) -> None:
+        """Nothing after the vector."""
+        os.ftruncate(self._descriptor, self._layout.total_bytes)
+        os.fsync(self._descriptor)
+
+    def chunk_digests(self, part: range) -> Sequence[bytes]:
+        """Of the elements of `part`, with which a chunk begins."""
+        layout = self._layout
+        digests = ChunkDigests(layout.chunk_bytes)
+        # Opened anew: what other machines wrote to a shared disk is seen by whoever opens a file after them.
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(part.start * layout.item_bytes)
+            left, buffer = len(part) * layout.item_bytes, memoryview(bytearray(_SKIPPED_BYTES))
+            while left:
+                count = file.readinto(buffer[:left])
+                if not count:
+                    raise OSError(errno.EIO, f"it ends {left} bytes before what was written to it")
+                digests.update(buffer[:count])
+                left -= count
+        digests.close()
+        return digests.whole
+
+    def mark(self) -> FileMark:
+        return FileMark.of(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 class ChunkWriter:
     """Writes a vector of `layout` into `path` as VectorWriter does, chunk by chunk, in any order and from any thread.
 
@@ -207,12 +272,17 @@ class ChunkWriter:
         os.close(self._descriptor)
 
 
-Writer = TypeVar("Writer", VectorWriter, ChunkWriter)
+Writer = TypeVar("Writer", VectorWriter, PieceWriter, ChunkWriter)
 
 
 def new_vector_file(path: Path, chunk_bytes: int = CHUNK_BYTES, begin: int = 0) -> AbstractContextManager[VectorWriter]:
     """A file to write an update to from byte `begin` on, gone after any error. Raises StorageError naming it."""
     return _new_file(path, lambda path: VectorWriter(path, chunk_bytes, begin))
+
+
+def new_piece_file(path: Path, layout: Layout) -> AbstractContextManager[PieceWriter]:
+    """As `new_vector_file`."""
+    return _new_file(path, lambda path: PieceWriter(path, layout))
 
 
 def new_chunk_file(path: Path, layout: Layout) -> AbstractContextManager[ChunkWriter]:

@@ -1,10 +1,11 @@
 """One process of a training's several: which batches it takes, and the sums in which it meets the others.
 
-Every rank has the whole model, the whole data and the same order of batches, and takes each `world`-th batch of an
-effective batch. Gradients and losses are summed, so that all ranks make the same optimizer step and hold the same
-parameters: what one rank writes is what any other would. With two ranks, at most two batches a step and dropout 0 the
-parameters are those of one process, bit for bit. With more batches a step one process sums ((a + b) + c) + d and two
-ranks (a + c) + (b + d); with more ranks the order is gloo's own. Either is the same each time.
+Ranks that hold a part of the model each are sharded_ranks.py's. Else every rank has the whole model, the whole data and
+the same order of batches, and takes each `world`-th batch of an effective batch. Gradients and losses are summed, so
+that all ranks make the same optimizer step and hold the same parameters: what one rank writes is what any other would.
+With two ranks, at most two batches a step and dropout 0 the parameters are those of one process, bit for bit. With more
+batches a step one process sums ((a + b) + c) + d and two ranks (a + c) + (b + d); with more ranks the order is gloo's
+own. Either is the same each time.
 
 What they meet in is a process group of torch.distributed, whose messages have neither TLS nor authentication
 (ops/docs/adr/0030-a-silo-over-several-processes.md).
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from blake3 import blake3
@@ -33,7 +34,7 @@ MEET_S: Final = 300.0
 
 
 class Ranks(Protocol):
-    """Every method but `share` and `seed` is a meeting: all ranks call it, one after the other in the same order.
+    """Every method but `rows` and `seed` is a meeting: all ranks call it, one after the other in the same order.
 
     Raises RanksParted where another rank does not come in time, or its process has ended.
     """
@@ -47,14 +48,27 @@ class Ranks(Protocol):
     @property
     def backend(self) -> str: ...
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Those of `items` that this rank takes."""
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of the model, which is whole only while it is computed with."""
+
+    def rows(self, items: Sequence[T]) -> Iterator[T | None]:
+        """Of each `world` items, one after the other, this rank's; None where there are fewer of the last."""
+
+    def computed(self, model: Any, work: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """What `work` makes of `model`."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of `loss` to those that are there."""
 
     def seed(self, seed: Seed) -> Seed:
         """What this rank draws its dropout from, where all draw the order of their data from `seed`."""
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Have the sum over ranks in each parameter's gradient; None stays None where no rank has one."""
+
+    def norm(self, own: torch.Tensor) -> torch.Tensor:
+        """Of what all ranks hold of a gradient; that which this one holds has the norm `own`."""
 
     def sum(self, number: torch.Tensor) -> torch.Tensor:
         """`number` summed over ranks, in its own memory."""
@@ -78,6 +92,9 @@ class Ranks(Protocol):
         """Raise StateError, naming the ranks that have other bytes in `parts` than rank 0. Ranks tell each other a
         digest of them, which tells nothing of secret `parts` where one of them is a key."""
 
+    def require_same_model(self, parameters: Sequence[nn.Parameter]) -> None:
+        """As `require_same`, after training."""
+
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """`own` of every rank, uint8 and of one shape by name: rank 0's by their names, another's as NAME-RANK."""
 
@@ -100,15 +117,25 @@ class Alone:
     rank: int = 0
     world: int = 1
     backend: str = ""
+    sharded: bool = False
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        return items
+    def rows(self, items: Sequence[T]) -> Iterator[T | None]:
+        return iter(items)
+
+    def computed(self, model: Any, work: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        return work(model)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        torch.autograd.backward(loss)
 
     def seed(self, seed: Seed) -> Seed:
         return seed
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         pass
+
+    def norm(self, own: torch.Tensor) -> torch.Tensor:
+        return own
 
     def sum(self, number: torch.Tensor) -> torch.Tensor:
         return number
@@ -131,6 +158,9 @@ class Alone:
     def require_same(self, what: str, parts: Sequence[torch.Tensor], remedy: str = ONE_KIND) -> None:
         pass
 
+    def require_same_model(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass
+
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return dict(own)
 
@@ -144,6 +174,8 @@ ALONE: Final = Alone()
 class Together:
     """A training in `world` processes, which meet in `group`. `met` is called after each meeting."""
 
+    sharded = False
+
     def __init__(
         self,
         group: distributed.ProcessGroup,
@@ -154,8 +186,15 @@ class Together:
         self.rank, self.world, self.backend = group.rank(), group.size(), backend
         self._group, self._device, self._met = group, device, met
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        return items[self.rank :: self.world]
+    def rows(self, items: Sequence[T]) -> Iterator[T | None]:
+        for begin in range(0, len(items), self.world):
+            yield items[begin + self.rank] if begin + self.rank < len(items) else None
+
+    def computed(self, model: Any, work: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        return work(model)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        torch.autograd.backward(loss)
 
     def seed(self, seed: Seed) -> Seed:
         if self.rank == 0:
@@ -177,6 +216,9 @@ class Together:
             if parameter.grad is not None:
                 gradients.append(parameter.grad)
         self.sum_all(gradients)
+
+    def norm(self, own: torch.Tensor) -> torch.Tensor:
+        return own
 
     def sum(self, number: torch.Tensor) -> torch.Tensor:
         self.sum_all([number])
@@ -213,6 +255,9 @@ class Together:
                 f"{what} of ranks {', '.join(others)} {'is' if len(others) == 1 else 'are'} not that of rank 0: "
                 f"{remedy}, or set [training] processes to 0"
             )
+
+    def require_same_model(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.require_same("the model after training", parameters)
 
     def states(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         made: dict[str, torch.Tensor] = {}

@@ -1,8 +1,9 @@
 """Which part of an update each of a training's ranks writes, and how one manifest comes of all parts.
 
 A part is whole chunks of the update and of the round model, so that each rank checks and digests its own chunks and no
-byte is read or written twice. A residual goes with its update from one end to the other: in bfloat16 and int8, rank 0
-writes it all.
+byte is read or written twice. Where ranks hold shards each writes its own, which end anywhere in a chunk, and its part
+is what it digests once all have written. A residual goes with its update from one end to the other: in bfloat16 and
+int8, rank 0 writes it all.
 """
 
 import math

@@ -76,6 +76,7 @@ def dry_run(
                     silo=silo,
                     processes=settings.training.processes,
                     rank_interface=settings.training.rank_interface,
+                    sharded=settings.training.sharded,
                 )
                 problems += [_refusal(silo, objection) for objection in policy.objections(bundle)]
                 with enough_memory():
