@@ -314,8 +314,8 @@ def _elected(
             while not leadership.take(prepare):
                 if waiting is None:
                     raise Conflict(
-                        "a coordinator leads on the database of [storage] database: give this command where that one "
-                        "runs"
+                        f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
+                        "this command where that one runs"
                     )
                 waiting()
                 waited = True

@@ -432,7 +432,24 @@ def _columns(connection: Connection) -> set[str]:
 
 
 def _holder() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"[:255]
+    return holder_text(os.getpid())
+
+
+def holder_text(process: int) -> str:
+    """What the database has of who leads: a process of this machine."""
+    return f"process {process} on {socket.gethostname()}"[:255]
+
+
+def who_leads(database: PostgresqlDatabase) -> str:
+    """Or led last, as `holder_text` has it; "" where no term was begun. Raises StorageError."""
+    try:
+        with database.engine.connect() as connection:
+            rows = _rows(connection)
+    except SQLAlchemyError as error:
+        raise database.failed(error) from error
+    finally:
+        database.engine.dispose()
+    return rows[_ROW].holder if _ROW in rows else ""
 
 
 def _first_line(error: SQLAlchemyError) -> str:
