@@ -92,9 +92,11 @@ class Coordinator:
 
     @property
     def shelf(self) -> "PlanShelf":
-        from lorica_coordinator.plans.plan_shelf import PlanShelf
+        from lorica_coordinator.plans.plan_shelf import NEVER_COMPILED, NOT_HERE, NOT_KEPT, PlanShelf
 
-        return PlanShelf(self.settings.state_folder, self.kept)
+        storage = self.settings.storage
+        missing = NOT_KEPT if storage.blobs else NOT_HERE if storage.database else NEVER_COMPILED
+        return PlanShelf(self.settings.state_folder, self.kept, missing)
 
     def models(self, bundle: "PlanBundle") -> "ModelStore":
         """The models of one plan."""
@@ -314,8 +316,8 @@ def _elected(
             while not leadership.take(prepare):
                 if waiting is None:
                     raise Conflict(
-                        "a coordinator leads on the database of [storage] database: give this command where that one "
-                        "runs"
+                        f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
+                        "this command where that one runs"
                     )
                 waiting()
                 waited = True

@@ -202,6 +202,14 @@ def loopback_for_everybody(folder: CoordinatorFolder, patch: pytest.MonkeyPatch)
     edit(folder.settings, '\nsilos = "127.0.0.1:', '\nsilos = "0.0.0.0:')
 
 
+def test_loopback_for_everybody_is_no_mistake_where_this_machine_alone_is_meant(
+    folder: CoordinatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loopback_for_everybody(folder, monkeypatch)
+    edit(folder.settings, "this_machine_alone = false", "this_machine_alone = true")
+    assert found(preflight(ground_of(folder))) == []
+
+
 @makes(Mistake.LISTEN_LOOPBACK)
 def listening_to_itself(folder: CoordinatorFolder, patch: pytest.MonkeyPatch) -> None:
     edit(folder.settings, '["127.0.0.1"]', '["192.0.2.7"]')

@@ -6,6 +6,7 @@ anew. Sessions are cut by the server itself.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ from lorica_coordinator.edges.kept.kept_file import ObjectName
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import Settings
 from lorica_coordinator.vectors.key_place import MARK
-from lorica_security.errors import ConfigurationError, Conflict, StorageError
+from lorica_security.errors import ConfigurationError, Conflict, LoricaError, StorageError
 from lorica_security.identifiers import FederationName
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0, A
@@ -422,6 +423,54 @@ def test_the_state_of_another_coordinator_is_refused_by_name(place: DatabasePlac
     assert first.take(), "and they hold no lock"
     assert first.leadership.term == 2
     first.leadership.release()
+
+
+def test_one_that_could_not_lead_does_not_stand_by_either(
+    place: DatabasePlace, server: PostgresqlServer, tmp_path: Path
+) -> None:
+    mount, empty = tmp_path / "mount", tmp_path / "empty"
+    for folder in (mount, empty):
+        folder.mkdir(mode=0o700)
+    first, second = Candidate(place, key_place=mount), Candidate(place, key_place=mount)
+    assert first.take()
+    others: tuple[tuple[dict[str, Any], type[LoricaError], str], ...] = (
+        ({"identity": "cd" * 32}, Conflict, rf"another coordinator \(federation {FEDERATION}, identity key abab"),
+        ({"federation": FederationName("elsewhere")}, Conflict, rf"another coordinator \(federation {FEDERATION}, id"),
+        ({"key_place": None}, ConfigurationError, r'attempt_keys = "", and .* knows a folder of keys that several'),
+        ({"key_place": empty}, StorageError, f"empty/{MARK} is not there, and the database knows the folder"),
+    )
+    for given, kind, said in others:
+        with pytest.raises(kind, match=said):
+            Candidate(place, **{"key_place": mount, **given}).take()
+        first.leadership.hold()
+        assert first.leadership.standbys == 0
+    assert not second.take()
+    assert second.leadership.holder == f"process {os.getpid()} on {socket.gethostname()}"
+    first.leadership.hold()
+    assert first.leadership.standbys == 1
+    first.leadership.release()
+    before = everything(server, place)
+    for given, kind, said in others:
+        with pytest.raises(kind, match=said):
+            Candidate(place, **{"key_place": mount, **given}).take()
+    assert everything(server, place) == before
+    assert not list(empty.iterdir())
+    assert second.take()
+    second.leadership.release()
+
+
+def test_one_that_stands_by_is_compared_anew_when_another_one_leads(place: DatabasePlace, tmp_path: Path) -> None:
+    """The database may know a folder of keys since."""
+    first, second, third = Candidate(place), Candidate(place), Candidate(place, key_place=tmp_path)
+    assert first.take()
+    assert not second.take()
+    first.leadership.release()
+    assert third.take()
+    with pytest.raises(ConfigurationError, match="mount that folder here, and name it"):
+        second.take()
+    third.leadership.hold()
+    assert third.leadership.standbys == 0
+    third.leadership.release()
 
 
 def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:

@@ -5,6 +5,8 @@ The cut is a proxy that passes nothing on: neither side hears of it, as when a s
 statement with which it comes to lead, and others do whatever they may meanwhile.
 """
 
+import json
+import os
 import shutil
 import socket
 import threading
@@ -30,7 +32,10 @@ from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import settings_text
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
+from lorica_security.host.process_lock import ProcessLock, stands_by
 from tests.integration.test_postgresql_leadership import Candidate, cut_the_session_that_leads, everything, until_true
+from tests.integration.test_postgresql_settled import Federation
+from tests.support.coordinator import initialise
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0
 
@@ -224,14 +229,16 @@ def test_one_that_stands_by_is_alive_and_not_ready_and_frees_its_port(tmp_path: 
     (port,) = free_ports(1)
     file = tmp_path / "federation.toml"
     file.write_text(settings_text("north", ["localhost"], metrics_port=port))
-    lock = tmp_path / "coordinator.lock"
-    lock.touch()
-    with StandingBy(file) as stand_by:
+    path = tmp_path / "coordinator.lock"
+    with StandingBy(file) as stand_by, ProcessLock(path, "coordinator") as lock:
         stand_by()
+        assert not stands_by(path)
         stand_by.lock = lock
-        before = lock.stat().st_mtime_ns
         stand_by()
-        assert lock.stat().st_mtime_ns > before
+        assert stands_by(path)
+        before = path.stat().st_mtime_ns
+        stand_by()
+        assert path.stat().st_mtime_ns > before
         stand_by._begun.wait(20)
         assert asked(port, "/ready")[0] == 503
         status, text = asked(port, "/metrics")
@@ -241,6 +248,7 @@ def test_one_that_stands_by_is_alive_and_not_ready_and_frees_its_port(tmp_path: 
         assert "lorica_standby_coordinators" not in text
         assert "lorica_plan_running" not in text, "of rounds it knows nothing"
         stand_by.end()
+        assert not stands_by(path)
         with socket.create_server(("127.0.0.1", port)), StandingBy(file) as second:
             second.lock = lock
             second()  # the port is of another coordinator on this machine: it stands by all the same
@@ -261,6 +269,31 @@ def test_on_one_folder_it_listens_on_no_address_that_whoever_leads_next_wants(
         stand_by()
         stand_by.end()
         assert served == [host] * listens
+
+
+COMMANDS = (
+    ("status",), ("invite", "north"), ("revoke", "north"), ("ca", "rotate"), ("gc",), ("plan", "start", "default"),
+)  # fmt: skip
+
+
+def test_a_command_where_nobody_leads_names_who_does(server: PostgresqlServer, tmp_path: Path) -> None:
+    """At once: with a coordinator that stands by on that machine, and without one."""
+    first = Federation(server, initialise(tmp_path / "first"), "commands")
+    shutil.copytree(first.folder.root, tmp_path / "second")
+    first.folder, second = CoordinatorFolder(tmp_path / "second"), first.folder
+    with leading(Coordinator.load(second)):
+        server.execute("UPDATE leadership SET holder = 'process 7 on north-a'", database="commands")
+        for words in COMMANDS:
+            said = "process 7 on north-a leads on the database of [storage] database: give this command where that one"
+            first.command(*words).is_refusal(Conflict, said)
+        with ProcessLock(first.folder.lock, "coordinator") as lock:
+            lock.tell(stands_by=True)
+            for words in COMMANDS:
+                said = f"(process {os.getpid()}) stands by, and process 7 on north-a leads: give this command there"
+                first.command(*words).is_refusal(Conflict, said)
+            (found,) = [one for one in json.loads(first.command("check", "--json").out) if one["name"] == "process"]
+            assert found["outcome"] == "passed"
+            assert found["detail"] == f"process {os.getpid()} stands by: another coordinator leads"
 
 
 # --- stopped at an instant of the adversary's choice

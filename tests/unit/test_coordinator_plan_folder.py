@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import T5Config, T5ForConditionalGeneration
 
+from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.plans.model_source import FolderModel, HubModel, SizedModel
 from lorica_coordinator.plans.plan_folder import compile_plan, create_plan
 from lorica_coordinator.plans.plan_shelf import PlanShelf
@@ -28,6 +29,7 @@ from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.sizes import SIZES
 from silo_wire.v1 import federation_pb2
+from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import FEDERATION, make_plan
 
 
@@ -456,6 +458,27 @@ def test_shelf_refuses_an_unknown_digest_and_a_name_that_is_a_path(folder: Path)
         shelf.bundle(digest_of(b"another"))
     with pytest.raises(ConfigurationError, match="is not allowed"):
         shelf.compile("../plans/first")
+
+
+DATABASE, BUCKET = "postgresql+psycopg://lorica@127.0.0.1:1/state", "s3://lorica/north?region=eu-central-1"
+
+
+@pytest.mark.parametrize(
+    ("database", "blobs", "said"),
+    [
+        ("", "", "was never compiled here: run coordinator plan show NAME"),
+        (DATABASE, "", "is not in state/bundles of this folder: copy state/bundles of the folder that has it"),
+        (DATABASE, BUCKET, "nor .* in the bucket of .*: restore it from the bucket's versions, or copy state/bundles"),
+    ],
+)
+def test_a_copy_that_is_missing_comes_from_where_it_was_kept(
+    database: str, blobs: str, said: str, tmp_path: Path
+) -> None:
+    own = initialise(tmp_path / "net")
+    text = own.settings.read_text().replace('database = ""', f'database = "{database}"')
+    own.settings.write_text(text.replace('blobs = ""', f'blobs = "{blobs}"'))
+    with pytest.raises(StateError, match=said):
+        Coordinator.load(own).shelf.bundle(digest_of(b"another"))
 
 
 def test_a_copy_of_another_release_is_told_from_a_damaged_one(folder: Path) -> None:

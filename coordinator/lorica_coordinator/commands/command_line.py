@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +22,9 @@ from lorica_coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_
 from lorica_coordinator.opened import Coordinator, disks, leading
 from lorica_coordinator.settings import Settings
 from lorica_security.console.terminal import terminal
-from lorica_security.errors import ConfigurationError, Conflict
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.host import ballast, key_file
-from lorica_security.host.process_lock import ProcessLock, holder
+from lorica_security.host.process_lock import ProcessLock, holder, stands_by
 from lorica_security.identifiers import Identity, Role, federation_name
 
 if TYPE_CHECKING:
@@ -52,16 +53,43 @@ class OnTheHost:
     def running(self) -> bool:
         return holder(self.coordinator.folder.lock) is not None
 
+    @property
+    def serving(self) -> bool:
+        """It runs, and does not stand by."""
+        return self.running and not stands_by(self.coordinator.folder.lock)
+
     def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
         if not self.running:
             for disk in disks(self.coordinator):
                 ballast.make_room(disk)
-            try:
-                with ProcessLock(self.coordinator.folder.lock, "coordinator", brief=True):
+            with ExitStack() as held:
+                try:
+                    held.enter_context(ProcessLock(self.coordinator.folder.lock, "coordinator", brief=True))
+                except Conflict:
+                    pass  # it has started this moment
+                else:
                     return asyncio.run(self._ask_offline(ask))
-            except Conflict:
-                pass  # it has started this moment
+        self._require_no_standby()
         return self.coordinator.operator_access().call(ask, timeout_s=timeout_s)
+
+    def _require_no_standby(self) -> None:
+        """Raises Conflict naming who leads where the process that runs here stands by: it answers nobody."""
+        here = holder(self.coordinator.folder.lock)
+        if here is None or not stands_by(self.coordinator.folder.lock):
+            return
+        from lorica_coordinator.edges.database.open_store import server_of
+        from lorica_coordinator.edges.database.postgresql.leadership import holder_text, who_leads
+
+        leads = ""
+        with suppress(StorageError):  # where that cannot be told
+            server = server_of(self.coordinator.settings, self.coordinator.folder.settings)
+            leads = "" if server is None else who_leads(server)
+        if leads == holder_text(here):
+            return  # it has come to lead this moment, and is about to serve
+        raise Conflict(
+            f"the coordinator that runs on {self.coordinator.folder.root} (process {here}) stands by, and "
+            f"{leads or 'another one'} leads: give this command there"
+        )
 
     async def _ask_offline(self, ask: "Ask[Reply]") -> Reply:
         # Here, not above: where a coordinator runs, nothing of what it is made of is needed.

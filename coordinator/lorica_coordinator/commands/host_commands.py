@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -172,8 +172,8 @@ def serve_command(
     where = log_to_stderr(log_level, libraries=True)
     folder = own_folder(directory)
     key_file.settle(folder.keys, folder.lock, "coordinator")
-    with StandingBy(folder.settings, load_libraries) as stand_by, _folder_lock(folder, stand_by):
-        stand_by.lock = folder.lock
+    with StandingBy(folder.settings, load_libraries) as stand_by, _folder_lock(folder, stand_by) as lock:
+        stand_by.lock = lock
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)
         for disk in disks(coordinator):
@@ -187,21 +187,23 @@ def serve_command(
             asyncio.run(serve(leader, offer=plan, ready=_announce(leader), where=where))
 
 
-def _folder_lock(folder: CoordinatorFolder, stand_by: Callable[[], None]) -> ExitStack:
+@contextmanager
+def _folder_lock(folder: CoordinatorFolder, stand_by: Callable[[], None]) -> Iterator[ProcessLock]:
     """Holds the folder's lock: nobody serves a folder that another process has open, be it stopped or hung.
 
     With a state in PostgreSQL `stand_by` is called until that process has ended; else Conflict is raised at once.
     """
-    held = ExitStack()
-    while True:
-        try:
-            held.enter_context(ProcessLock(folder.lock, "coordinator"))
-        except Conflict:
-            if not Settings.read(folder.settings).storage.database:
-                raise
-            stand_by()
-        else:
-            return held
+    with ExitStack() as held:
+        while True:
+            try:
+                lock = held.enter_context(ProcessLock(folder.lock, "coordinator"))
+            except Conflict:
+                if not Settings.read(folder.settings).storage.database:
+                    raise
+                stand_by()
+            else:
+                break
+        yield lock
 
 
 def check(

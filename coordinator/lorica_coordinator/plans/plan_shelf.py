@@ -4,6 +4,7 @@ Silos may have approved a plan whose folder has been edited or deleted since: th
 """
 
 from pathlib import Path
+from typing import Final
 
 from lorica_coordinator.plans.plan_folder import compile_plan
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
@@ -13,13 +14,24 @@ from lorica_security.identifiers import silo_name
 from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle, PlanOfAnotherRelease
 
+NEVER_COMPILED: Final = "was never compiled here: run coordinator plan show NAME"
+NOT_HERE: Final = (
+    "is not in state/bundles of this folder: copy state/bundles of the folder that has it, since a state in "
+    "[storage] database is gone on with by those files alone"
+)
+NOT_KEPT: Final = (
+    "is not in state/bundles of this folder, nor did a coordinator that led on it find it in the bucket of [storage] "
+    "blobs: restore it from the bucket's versions, or copy state/bundles of the folder that has it"
+)
+
 
 class PlanShelf:
-    """`state`/plans/NAME/ are the operator's, `state`/bundles/DIGEST.bundle the copies."""
+    """`state`/plans/NAME/ are the operator's, `state`/bundles/DIGEST.bundle the copies. `missing`: what is said of a
+    plan without a copy."""
 
-    def __init__(self, state: Path, kept: KeptFiles = FOLDER_ALONE) -> None:
+    def __init__(self, state: Path, kept: KeptFiles = FOLDER_ALONE, missing: str = NEVER_COMPILED) -> None:
         self.plans = state / "plans"
-        self._kept = kept
+        self._kept, self._missing = kept, missing
         self._bundles = state / "bundles"
 
     def names(self) -> tuple[str, ...]:
@@ -50,14 +62,18 @@ class PlanShelf:
         files.replace(path, bundle.encode())
         self._kept.keep(path)
 
+    def has(self, plan: Digest) -> bool:
+        """Whether there is a copy, be it whole or not."""
+        return self._path(plan).exists()
+
     def bundle(self, plan: Digest) -> PlanBundle:
-        """The kept copy; raises StateError when this digest was never compiled, PlanOfAnotherRelease, IntegrityError
-        when it was changed."""
+        """The kept copy; raises StateError where there is none, PlanOfAnotherRelease, IntegrityError when it was
+        changed."""
         path = self._path(plan)
         try:
             raw = path.read_bytes()
         except FileNotFoundError as error:
-            raise StateError(f"plan {plan} was never compiled here: run coordinator plan show NAME") from error
+            raise StateError(f"plan {plan} {self._missing}") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         try:

@@ -23,8 +23,8 @@ class OfCoordinator:
     def points(self) -> Sequence[Point]:
         """Raises Unreachable where the coordinator does not answer."""
         reached = reach(self._folder)
-        if isinstance(reached, OnTheHost) and not self._offline and not reached.running:
-            raise Unreachable(f"no coordinator runs in {self._folder}")
+        if isinstance(reached, OnTheHost) and not self._offline and not reached.serving:
+            raise Unreachable(f"no coordinator serves {self._folder}")
         status, rounds = reached.ask(_both)
         return tuple(points_of(status, rounds))
 

@@ -34,7 +34,19 @@ class ProcessLock:
         self._purpose = purpose
         self._brief = brief
         self._patient = patient
+        self._stands_by = False
         self._descriptor: int | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def tell(self, *, stands_by: bool) -> None:
+        """Let the file say whether its holder waits until it is to work; raises StorageError."""
+        if self._descriptor is None or stands_by == self._stands_by:
+            return
+        self._stands_by = stands_by
+        self._write(self._descriptor)
 
     def __enter__(self) -> Self:
         try:
@@ -47,12 +59,18 @@ class ProcessLock:
             os.close(descriptor)
             raise
         try:
-            ballast.with_room(self._path, lambda: self._name_holder(descriptor))
-        except OSError as error:
+            self._write(descriptor)
+        except BaseException:
             os.close(descriptor)
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
+            raise
         self._descriptor = descriptor
         return self
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            ballast.with_room(self._path, lambda: self._name_holder(descriptor))
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
 
     def _take(self, descriptor: int) -> None:
         if self._patient:
@@ -75,6 +93,7 @@ class ProcessLock:
     def _name_holder(self, descriptor: int) -> None:
         process = psutil.Process()
         facts = {"pid": process.pid, "started": process.create_time(), "brief": self._brief}
+        facts["stands_by"] = self._stands_by
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(facts).encode(), 0)
 
@@ -94,6 +113,11 @@ def holder(path: Path) -> int | None:
     """
     facts = _facts(path)
     return None if facts.get("brief") else _holding(path, facts)
+
+
+def stands_by(path: Path) -> bool:
+    """Whether that process waits until it is to work: it answers nobody."""
+    return bool(_facts(path).get("stands_by")) and holder(path) is not None
 
 
 def _holding(path: Path, facts: dict[str, Any]) -> int | None:

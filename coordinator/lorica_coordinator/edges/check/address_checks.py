@@ -21,7 +21,7 @@ def addresses(found: Found) -> str:
                 Mistake.LISTEN_LOOPBACK.value,
                 f"[listen] silos = {found.settings.listen.silos!r} is loopback, silos are told to call {outside}",
             )
-    elif len(loopback) == len(resolved):
+    elif len(loopback) == len(resolved) and not found.settings.public.this_machine_alone:
         raise misconfigured(
             Mistake.HOST_LOOPBACK.value,
             f"{', '.join(loopback)} leads to loopback, {found.settings.listen.silos} is listened on",

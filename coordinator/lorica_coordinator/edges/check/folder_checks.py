@@ -22,7 +22,7 @@ from lorica_security.daemon.unverified_tls import unverified_tls
 from lorica_security.errors import ConfigurationError, LoricaError, StorageError
 from lorica_security.host import key_file
 from lorica_security.host.files import make_private_folder
-from lorica_security.host.process_lock import holder
+from lorica_security.host.process_lock import holder, stands_by
 from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
 from lorica_security.pkcs11_keys.token_uri import BY_LABEL, TokenUri
 from lorica_security.pki.parsing import parse_certificate
@@ -116,6 +116,8 @@ def process(found: Found) -> str:
     found.running = holder(found.ground.folder.lock)
     if found.running is None:
         return "no coordinator runs on this folder now"
+    if stands_by(found.ground.folder.lock):
+        return f"process {found.running} stands by: another coordinator leads"
     at = address(found.settings.listen.silos)
     try:
         found.shown = _certificate_at(reachable(at.host), at.port)

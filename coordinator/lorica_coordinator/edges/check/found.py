@@ -14,6 +14,7 @@ from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.service.records import EnrolledSilo
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import LoricaError
+from silo_wire.canonical import Digest
 from silo_wire.plans.plan import PlanBundle
 
 PROBE_TIMEOUT_S = 10.0
@@ -52,6 +53,7 @@ class Found:
     shown: bytes | None = None
     silos: tuple[EnrolledSilo, ...] = ()
     under_way: str = ""
+    digest_under_way: Digest | None = None
     newest: float = 0.0
     bundle: PlanBundle | None = None
 

@@ -108,7 +108,7 @@ class Mistake(Enum):
         "host-loopback",
         "address",
         "every name of `[public] hosts` leads back to the machine that asks, though silos elsewhere are listened for",
-        "put a name there that silos can reach, or listen on loopback alone",
+        "put a name there that silos can reach, or say `this_machine_alone = true`, or listen on loopback alone",
     )
     LISTEN_LOOPBACK = Misconfiguration(
         "listen-loopback",

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from lorica_coordinator.edges.check.found import PROBE_TIMEOUT_S, Found
 from lorica_coordinator.edges.check.misconfigurations import Mistake
-from lorica_coordinator.edges.database.open_store import SQLITE, log_of, open_store, release_rows
+from lorica_coordinator.edges.database.open_store import SQLITE, is_new, log_of, open_store, release_rows
+from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import TABLES_VERSION
 from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest
 from lorica_coordinator.edges.upkeep.taken_up import check_newest
 from lorica_coordinator.plans.forecast import require_worth
 from lorica_coordinator.plans.plan_folder import PLAN_FILE, compile_plan
-from lorica_coordinator.plans.plan_shelf import PlanShelf
+from lorica_coordinator.plans.plan_shelf import NOT_HERE, PlanShelf
 from lorica_coordinator.rounds.states import State
 from lorica_security.console.preflight import meaning, mebibytes, misconfigured
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
@@ -50,6 +51,10 @@ def _in_postgresql(found: Found) -> str:
     """What the settings say is refused as such; all else is the database's."""
     file, settings = found.ground.folder.settings, found.settings
     identity = "" if found.loaded_keys is None else found.keys.identity_public_key.hex()
+    with meaning(Mistake.DATABASE_SERVER.value):
+        if is_new(settings, file, found.ground.folder.audit, identity):
+            name = DatabasePlace.parse(settings.storage.database, file).name
+            return f"{name} answers and has no tables yet: the first coordinator serve makes them"
     with (
         meaning(Mistake.DATABASE_SERVER.value),
         closing(open_store(settings, file, federation_name(settings.federation), identity=identity)) as store,
@@ -67,6 +72,7 @@ def _in_postgresql(found: Found) -> str:
 def _look_into(store: SqlRoundStore, found: Found) -> None:
     recorded = store.silos()
     digest, found.under_way = _under_way(store.load())
+    found.digest_under_way = digest
     rounds = store.rounds(digest, 1) if digest else ()
     found.silos = tuple(silo for silo in recorded if silo.revoked_unix_s is None)
     instants = [0.0, *(max(silo.enrolled_unix_s, silo.last_seen_unix_s) for silo in recorded)]
@@ -75,9 +81,11 @@ def _look_into(store: SqlRoundStore, found: Found) -> None:
 
 
 def plan(found: Found) -> str:
-    shelf = PlanShelf(found.settings.state_folder)
+    shelf = PlanShelf(found.settings.state_folder, missing=NOT_HERE)
     name = found.ground.plan or found.under_way or _only(shelf.names())
     if name not in shelf.names():
+        if found.settings.storage.database and found.digest_under_way and name == found.under_way:
+            return _of_another_folder(found, shelf, found.digest_under_way)
         raise misconfigured(Mistake.PLAN_MISSING.value, f"plan {name!r} is not in {shelf.plans}")
     folder = shelf.folder(name)
     _require_threshold(folder / PLAN_FILE)
@@ -94,6 +102,16 @@ def plan(found: Found) -> str:
             require_worth(plan, str(folder / PLAN_FILE))
         found.bundle = compile_plan(folder)
     return f"{name} ({found.bundle.plan.digest[:16]}) is whole, {found.bundle.plan.model.parameters:,} parameters"
+
+
+def _of_another_folder(found: Found, shelf: PlanShelf, digest: Digest) -> str:
+    """The plan under way, which another coordinator of this database began: it is gone on with by its kept copy."""
+    name = f"{found.under_way} ({digest[:16]})"
+    if not shelf.has(digest) and found.settings.storage.blobs:
+        return f"{name} is under way: who leads on this folder has it from the bucket"
+    with meaning(Mistake.PLAN_MISSING.value):
+        found.bundle = shelf.bundle(digest)
+    return f"{name} is under way and whole, by the copy in state/bundles; its folder is not here"
 
 
 def cohort(found: Found) -> str:

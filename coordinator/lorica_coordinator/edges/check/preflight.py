@@ -63,6 +63,8 @@ def preflight(ground: Ground) -> Sequence[Check]:
     run("address", address_checks.addresses)
     run("ports", address_checks.ports)
     no_plan = "" if run("plan", plan_checks.plan, unless=no_state) else "there is no plan to hold it to"
+    if not no_plan and found.bundle is None:
+        no_plan = "the plan's files are not here"
     run("cohort", plan_checks.cohort, unless=no_plan or ("" if database else "the state cannot be used"))
     run("disk", plan_checks.disk, unless=no_plan)
     run("memory", machine_checks.memory)

@@ -185,6 +185,28 @@ def _require_no_other_state(settings: Settings, server: PostgresqlDatabase) -> N
         )
 
 
+def is_new(settings: Settings, file: Path, audit: Path, identity: str) -> bool:
+    """Whether the database has no tables, and nobody knows of rows there: who leads first makes them. `audit`,
+    `identity`: as for the log.
+
+    Raises ConfigurationError, StorageError where that would be refused.
+    """
+    if (server := server_of(settings, file)) is None:
+        return False
+    _require_no_other_state(settings, server)
+    try:
+        with server.engine.connect() as connection:
+            server.require_fit(connection)
+            if revision_of(connection) is not None:
+                return False
+    except SQLAlchemyError as error:
+        raise server.failed(error) from error
+    finally:
+        server.engine.dispose()
+    shared = key_folder(settings, identity) / AUDIT
+    return not (audit / NEWEST).exists() and not (settings.storage.attempt_keys and any(shared.glob("*-*")))
+
+
 def server_of(settings: Settings, file: Path) -> PostgresqlDatabase | None:
     """None where the state is in the folder. Raises ConfigurationError."""
     if not settings.storage.database:

@@ -23,6 +23,7 @@ from lorica_security.daemon.heartbeat import is_alive, tell_systemd
 from lorica_security.daemon.host_metrics import register_host
 from lorica_security.daemon.listen_address import address, is_loopback
 from lorica_security.daemon.metrics_port import metrics_port
+from lorica_security.host.process_lock import ProcessLock
 from silo_wire.wire_version import OURS
 
 _log = structlog.get_logger(__name__)
@@ -41,8 +42,8 @@ class StandingBy:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun = threading.Event()
-        self.lock: Path | None = None
-        """The folder's lock file, once this process has it: nobody else shows there that it is alive."""
+        self.lock: ProcessLock | None = None
+        """The folder's, once this process has it: nobody else shows in its file that it is alive, or stands by."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +55,8 @@ class StandingBy:
 
     def end(self) -> None:
         """Another one leads no more, or this process ends."""
+        if self.lock is not None:
+            self.lock.tell(stands_by=False)
         if self._thread is None:
             return
         self._begun.wait()
@@ -62,6 +65,8 @@ class StandingBy:
         self._thread.join()
 
     def __call__(self) -> None:
+        if self.lock is not None:
+            self.lock.tell(stands_by=True)
         if self._thread is None:
             settings = Settings.read(self._file)
             if self.lock is not None or _may_differ(address(settings.listen.metrics).host):
@@ -75,7 +80,7 @@ class StandingBy:
         if self.lock is None:
             tell_systemd("WATCHDOG=1")
         else:
-            is_alive(self.lock)
+            is_alive(self.lock.path)
         time.sleep(STAND_BY_S)
 
     def _serve(self, settings: Settings) -> None:

@@ -24,18 +24,18 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from sqlalchemy import Connection, Engine, Select, insert, select, text, update
+from sqlalchemy import Connection, Engine, Row, Select, insert, select, text, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase, session_engine
 from lorica_coordinator.edges.database.round_tables import leadership as table
 from lorica_coordinator.service.ports import Overtaken
-from lorica_coordinator.vectors.key_place import marked
-from lorica_security.errors import Conflict, StorageError
+from lorica_coordinator.vectors.key_place import MARK, marked
+from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.identifiers import FederationName
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +61,8 @@ _PLACE: Final = 2
 """The row whose token is the text that the folder of keys is known by."""
 _Begun = tuple[int, str]
 """A term's number and token."""
+_Rows = dict[int, Row[Any]]
+"""Of the table of terms, by id."""
 
 
 class Leadership:
@@ -98,6 +100,9 @@ class Leadership:
         self.term, self.token = 0, ""
         self.standbys = 0
         """How many stood by when that was last asked."""
+        self.holder = ""
+        """Who led, for people, when `take` last found that somebody does; "" where no term had begun yet."""
+        self._compared: tuple[Connection, _Rows] | None = None  # what this one stands by with
         self.leads = False
         """As far as is known: not while its session is lost."""
 
@@ -106,9 +111,11 @@ class Leadership:
         the lock held `prepare` makes the tables.
 
         Raises Conflict for the state of another coordinator, StorageError naming the database; also where that is of
-        an earlier instant than the bucket, or the folder of keys is another one. No term is begun then.
+        an earlier instant than the bucket, or the folder of keys is another one; ConfigurationError where none is
+        named. No term is begun then, and it stands by for none.
         """
         if not self._lock():
+            self._stand_by()
             return False
         try:
             self.term, self.token = 0, ""
@@ -262,7 +269,6 @@ class Leadership:
                 ("tcp_keepalives_idle", 3),
                 ("tcp_keepalives_interval", 2),
                 ("tcp_keepalives_count", 3),
-                ("application_name", f"'{STANDBY}'"),
             ):
                 session.execute(text(f"SET {name} = {value}"))
         except BaseException:
@@ -273,19 +279,54 @@ class Leadership:
     def _newest(self) -> _Begun | None:
         """The newest term; None without one. Read in the session that got the lock: nobody else has had it since.
 
-        Raises Overtaken where that session was lost.
+        Raises Overtaken where that session was lost, else as `take` does for what the database has.
         """
         with self._one_at_a_time:
             if self._session is None:
                 raise self._lost()
             try:
-                if "token" not in _columns(self._session):
-                    return None  # no tables yet, or those of another release, which are refused
-                row = self._session.execute(select(table.c.term, table.c.token).where(table.c.id == _ROW)).one_or_none()
+                rows = _rows(self._session)
             except SQLAlchemyError as error:
                 self._let_go()
                 raise self._lost() from error
-        return None if row is None else (row.term, row.token)
+        self._require_ours(rows)
+        return (rows[_ROW].term, rows[_ROW].token) if _ROW in rows else None
+
+    def _stand_by(self) -> None:
+        """In the session that did not get the lock: it is named one that stands by once what the database has was
+        compared, which is done anew where that changes. Raises as `take` does."""
+        assert self._candidate is not None
+        try:
+            rows = _rows(self._candidate)
+            if (self._candidate, rows) == self._compared:
+                return
+            self._require_ours(rows)
+            self._candidate.execute(text(f"SET application_name = '{STANDBY}'"))
+        except SQLAlchemyError:
+            return self._let_go()  # it is asked again, in another session
+        except BaseException:
+            self.release()
+            raise
+        self._compared = self._candidate, rows
+        self.holder = rows[_ROW].holder if _ROW in rows else ""
+
+    def _require_ours(self, rows: _Rows) -> None:
+        whose, place = rows.get(_ROW), rows.get(_PLACE)
+        if whose is not None and (whose.federation, whose.identity) != (self._federation, self.identity):
+            raise Conflict(
+                f"{self._database.name} holds the state of another coordinator (federation {whose.federation}, "
+                f"identity key {whose.identity[:16]}...): name another database in [storage] database, or serve "
+                "the folder whose keys these are"
+            )
+        if place is None:
+            return
+        if self._key_place is None:
+            raise ConfigurationError(
+                f'[storage] attempt_keys = "", and {self._database.name} knows a folder of keys that several '
+                f"coordinators see, by the text {place.token[:64]} in its {MARK}: mount that folder here, and name it "
+                "in [storage] attempt_keys"
+            )
+        marked(self._key_place, place.token)
 
     def _lost(self) -> Overtaken:
         return Overtaken(
@@ -386,13 +427,37 @@ def read_only(connection: Connection) -> None:
     connection.execute(text("SET TRANSACTION READ ONLY"))
 
 
+def _rows(connection: Connection) -> _Rows:
+    """None where there are no tables yet, or those of another release, which whoever leads refuses."""
+    if "token" not in _columns(connection):
+        return {}
+    return {row.id: row for row in connection.execute(select(table))}
+
+
 def _columns(connection: Connection) -> set[str]:
     """Of the table of terms, in whichever revision it is; none where it is not there."""
     return set(connection.execute(_COLUMNS, {"table": table.name}).scalars())
 
 
 def _holder() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"[:255]
+    return holder_text(os.getpid())
+
+
+def holder_text(process: int) -> str:
+    """What the database has of who leads: a process of this machine."""
+    return f"process {process} on {socket.gethostname()}"[:255]
+
+
+def who_leads(database: PostgresqlDatabase) -> str:
+    """Or led last, as `holder_text` has it; "" where no term was begun. Raises StorageError."""
+    try:
+        with database.engine.connect() as connection:
+            rows = _rows(connection)
+    except SQLAlchemyError as error:
+        raise database.failed(error) from error
+    finally:
+        database.engine.dispose()
+    return rows[_ROW].holder if _ROW in rows else ""
 
 
 def _first_line(error: SQLAlchemyError) -> str:
