@@ -68,6 +68,13 @@ def log_after(folder: Path, keys: list[Path], *, digests: bool = True) -> AuditL
     return log
 
 
+@pytest.fixture(scope="module")
+def logs(main: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[AuditLog]:
+    """After none of the steps, after the first, and so on."""
+    folder = tmp_path_factory.mktemp("logs")
+    return [log_after(folder / str(entered), main[1 : entered + 1]) for entered in range(STEPS + 1)]
+
+
 def refused(log: AuditLog, keys: Path) -> bool:
     try:
         require_newest(log.place, Authorities.load(keys), keys)
@@ -82,10 +89,9 @@ def refused(log: AuditLog, keys: Path) -> bool:
 
 @pytest.mark.parametrize("entered", range(STEPS + 1))
 def test_a_folder_is_served_that_has_what_the_log_tells_of_or_one_step_more(
-    main: list[Path], tmp_path: Path, entered: int
+    main: list[Path], logs: list[AuditLog], entered: int
 ) -> None:
-    log = log_after(tmp_path / "log", main[1 : entered + 1])
-    served = [index for index, keys in enumerate(main) if not refused(log, keys)]
+    served = [index for index, keys in enumerate(main) if not refused(logs[entered], keys)]
     assert served == (
         list(range(STEPS + 1)) if entered == 0 else [one for one in (entered, entered + 1) if one <= STEPS]
     )
@@ -102,18 +108,17 @@ def test_names_and_stages_are_what_an_entry_of_an_earlier_release_is_held_to(
 
 @pytest.mark.parametrize("at", range(STEPS))
 def test_a_folder_that_went_its_own_way_is_served_where_its_own_steps_are_told_alone(
-    main: list[Path], tmp_path: Path, at: int
+    main: list[Path], logs: list[AuditLog], tmp_path: Path, at: int
 ) -> None:
     """Each folder that parted from the others at `at`, beside each log of theirs."""
     parted = tmp_path / "parted"
     shutil.copytree(main[at], parted)
     own = history(parted, FORKED)
     for entered in range(1, STEPS + 1):
-        log = log_after(tmp_path / f"log{entered}", main[1 : entered + 1])
         last = told(Authorities.load(main[entered]).standings())
         for steps, keys in enumerate(own):
             was = [told(Authorities.load(one).standings()) for one in (*main[: at + 1], *own[1 : steps + 1])][-2:]
-            assert refused(log, keys) == (last not in was), (entered, steps)
+            assert refused(logs[entered], keys) == (last not in was), (entered, steps)
 
 
 @pytest.fixture(scope="module")

@@ -125,18 +125,24 @@ def is_second_train(order: Order) -> bool:
     return isinstance(order, Train) and order.key.round == 2
 
 
-async def undisturbed(folder: Path) -> list[tuple[Any, ...]]:
-    async with running(folder) as coordinator:
-        silos = await two_silos(coordinator)
-        await coordinator.service.start_plan("kept")
-        await work_together(coordinator.service, *silos, until=is_finished)
-        return rows(await coordinator.service.rounds())
+@pytest.fixture(scope="module")
+def undisturbed(made: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """Its rounds."""
+    folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("undisturbed") / "coordinator"))
+
+    async def work() -> list[tuple[Any, ...]]:
+        async with running(folder) as coordinator:
+            silos = await two_silos(coordinator)
+            await coordinator.service.start_plan("kept")
+            await work_together(coordinator.service, *silos, until=is_finished)
+            return rows(await coordinator.service.rounds())
+
+    return asyncio.run(work())
 
 
 async def test_another_machine_goes_on_with_the_round_to_the_same_model(
-    moto: S3Server, made: Path, tmp_path: Path
+    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
 ) -> None:
-    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
     machines = Machines(tmp_path, made, moto.bucket("north"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
@@ -157,7 +163,7 @@ async def test_another_machine_goes_on_with_the_round_to_the_same_model(
         assert not (coordinator.folder / "plans").exists()
         await work_together(coordinator.service, bank, hospital, until=is_finished)
         assert isinstance(coordinator.service._loop.state, Finished)
-        assert rows(await coordinator.service.rounds()) == expected
+        assert rows(await coordinator.service.rounds()) == undisturbed
     await nothing_is_left_but_the_newest(machines)
 
 
@@ -180,11 +186,10 @@ async def is_stopped(coordinator: Running) -> None:
 
 
 async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is(
-    moto: S3Server, made: Path, tmp_path: Path
+    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
 ) -> None:
     """The index of the present model goes in the bucket, with the machine: no silo trains for nothing, no other model
     goes, and nothing is lost once it is back."""
-    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
     machines = Machines(tmp_path, made, moto.bucket("no-model"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
@@ -210,7 +215,7 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
         await coordinator.service.start_plan()
         await work_together(coordinator.service, bank, hospital, until=is_finished)
         found = [row for row in rows(await coordinator.service.rounds()) if row[2] == "applied"]
-        assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in expected]
+        assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in undisturbed]
 
 
 async def test_without_the_vault_the_round_goes_on_without_that_update(
@@ -245,7 +250,6 @@ async def test_a_round_goes_on_when_its_bucket_is_back(moto: S3Server, made: Pat
     """Away as an update is committed and as the model is made: refused by name, tried again, nothing lost."""
     bucket = Fallible.at(moto.place("away"))
     machines = Machines(tmp_path, made, bucket)
-    expected = await undisturbed(Path(shutil.copytree(made, tmp_path / "undisturbed")))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
@@ -265,4 +269,4 @@ async def test_a_round_goes_on_when_its_bucket_is_back(moto: S3Server, made: Pat
         await work_together(coordinator.service, bank, hospital, until=is_finished)
         assert len(bucket.refused) == 1
         assert coordinator.metric("lorica_errors_total", kind="StorageError") >= 1
-        assert rows(await coordinator.service.rounds()) == expected
+        assert rows(await coordinator.service.rounds()) == undisturbed
