@@ -246,7 +246,9 @@ async def test_without_the_vault_the_round_goes_on_without_that_update(
         assert [row.outcome for row in found_rows if row.outcome == "applied"] == ["applied"] * 2
 
 
-async def test_a_round_goes_on_when_its_bucket_is_back(moto: S3Server, made: Path, tmp_path: Path) -> None:
+async def test_a_round_goes_on_when_its_bucket_is_back(
+    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
     """Away as an update is committed and as the model is made: refused by name, tried again, nothing lost."""
     bucket = Fallible.at(moto.place("away"))
     machines = Machines(tmp_path, made, bucket)

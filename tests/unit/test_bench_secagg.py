@@ -354,7 +354,7 @@ def test_an_entry_has_the_keys_of_the_other_benchmark_and_its_own() -> None:
 
 def test_what_was_not_measured_is_null() -> None:
     alone = Entry(system="lorica masked", silos=3, parameters=PARAMETERS, masks=masks_of(3)).to_json()
-    assert [alone[name] for name in KEYS_OF_THE_OTHER_BENCHMARK[3:]] == [None] * 6
+    assert [alone[name] for name in KEYS_OF_THE_OTHER_BENCHMARK[3:]] == [None] * 7
     assert alone["lost_unmask_cpu_s"] is None
     plain = Entry(system="lorica", silos=3, parameters=PARAMETERS, rounds=rounds_of("lorica", 3)).to_json()
     assert (plain["mask_cpu_s"], plain["unmask_cpu_s"], plain["relative_l2_error"]) == (None, None, None)
