@@ -1,7 +1,7 @@
 """kill -9 of a coordinator whose state is in PostgreSQL, while a second one stands by: that one takes over the same
 round, and the model has the bits of a run that nobody disturbs, whose state is in the folder.
 
-Three kills of a masked round; with LORICA_EVERY_KILL=1 all those of the other crash tests, in clear as well
+Two kills of a masked round; with LORICA_EVERY_KILL=1 all those of the other crash tests, in clear as well
 (`make crash-postgresql`).
 """
 
@@ -36,7 +36,6 @@ MASKED, MASKED_KILLS = (
         replace(masked_kill_plan.SHAPE, values={**masked_kill_plan.SHAPE.values, "schedule.rounds": 1}),
         (
             Kill(process=COORDINATOR, point="vector-accepted", round=1),
-            Kill(process=COORDINATOR, point="shares-revealed", round=1),
             Kill(process=COORDINATOR, point="unmasked", round=1),
         ),
     )
