@@ -94,20 +94,16 @@ def nothing_left(root: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def undisturbed(root: Path) -> bytes:
     """The update of two ranks that draw dropout."""
-    silo = RankSilo(root, 2, DROPOUT)
-    with pytest.MonkeyPatch.context() as patch:
-        launched(patch)
-        trained(silo)
-    made = silo.update.read_bytes()
-    for path in silo.updates.iterdir():
-        path.unlink()
-    return made
+    return undisturbed_update(RankSilo(root, 2, DROPOUT))
 
 
 @pytest.fixture(scope="module")
 def undisturbed_shards(root: Path) -> bytes:
     """The same of ranks that hold a part of the model each."""
-    silo = RankSilo(root, 2, DROPOUT, own=SHARDS)
+    return undisturbed_update(RankSilo(root, 2, DROPOUT, own=SHARDS))
+
+
+def undisturbed_update(silo: RankSilo) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         launched(patch)
         trained(silo)
