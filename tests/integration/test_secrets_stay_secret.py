@@ -194,9 +194,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         for name, port in (("coordinator", ports[2]), (SILOS[0], ports[3])):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
                 it.said[f"{name}: metrics"] = reply.read().decode()
-        for command in ("status", "privacy"):
+        for command in ("status", "privacy", "check"):
             it.coordinator(command, *where)
-        it.coordinator("check", *where, code=3)  # the address is loopback
         for command in (("status",), ("status", "--json"), ("privacy", "show"), ("plan", "show"), ("trust", "list")):
             it.agent(SILOS[0], *command)
         it.agent(SILOS[0], "check", "--data", root / "data" / SILOS[0], code=3)  # nobody answers as the database
