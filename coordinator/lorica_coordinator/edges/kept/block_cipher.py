@@ -32,9 +32,9 @@ class BlockCipher:
         """Raises ConfigurationError for a key that cannot be used so."""
         return cls(key_of_identity(identity, DOMAIN, federation.encode()))
 
-    def seal(self, name: str, content: bytes | memoryview) -> memoryview:
-        """`content` encrypted for the object of this name."""
-        sealed = memoryview(bytearray(len(content) + MORE_BYTES))
+    def seal(self, name: str, content: bytes | memoryview, memory: memoryview) -> memoryview:
+        """`content` encrypted for the object of this name, at the begin of `memory`."""
+        sealed = memory[: len(content) + MORE_BYTES]
         sealed[:NONCE_BYTES] = nonce = secrets.token_bytes(NONCE_BYTES)
         self._cipher.encrypt_into(nonce, content, name.encode(), sealed[NONCE_BYTES:])
         return sealed

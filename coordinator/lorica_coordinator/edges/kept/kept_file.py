@@ -1,6 +1,6 @@
 """How a kept file lies in a bucket: blocks named by what they hold, and an index that is put last and signed.
 
-    tTERM/PATH/NUMBER-SHA256    16 MiB of the file, the last one fewer; NUMBER counts from 0, in six digits
+    tTERM/PATH/NUMBER-DIGEST    16 MiB of the file, the last one fewer; NUMBER counts from 0, in six digits; BLAKE3
     tTERM/PATH/index            canonical JSON of `KeptFile`, with a signature of the coordinator's identity key
 
 TERM is that of the leader who kept it, in ten digits; PATH is the file's below the state folder. What is in a bucket
@@ -8,13 +8,13 @@ was chosen by whoever writes it: an index counts only with the coordinator's sig
 term, and a block only with the digest that the index has. Which files there are at all is said by KINDS.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from lorica_security.errors import IntegrityError
@@ -30,8 +30,15 @@ MOST_INDEX_BYTES: Final = MOST_BLOCKS * 72 + 4096
 INDEX: Final = "index"
 _DIGEST: Final = "[0-9a-f]{64}"
 _NAME: Final = "[a-z0-9][a-z0-9_-]{0,62}"
+
+
+def _paths(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.replace("DIGEST", _DIGEST).replace("NAME", _NAME))
+
+
+_UPDATE: Final = _paths(r"spools/DIGEST/[0-9]{1,9}-[0-9]{1,9}/NAME\.delta")
 KINDS: Final = tuple(
-    re.compile(pattern.replace("DIGEST", _DIGEST).replace("NAME", _NAME))
+    _paths(pattern)
     for pattern in (
         r"bundles/DIGEST\.bundle",
         r"models/DIGEST/(?:base/)?(?:initial\.json|DIGEST\.manifest\.json|DIGEST\.safetensors)",
@@ -47,6 +54,11 @@ _OBJECT: Final = re.compile(r"t([0-9]{10})/(.{1,400})/(index|[0-9]{6}-[0-9a-f]{6
 def is_kept_kind(path: str) -> bool:
     """Whether a file at this path below the state folder is one of those that are kept; no other is brought."""
     return any(kind.fullmatch(path) for kind in KINDS)
+
+
+def is_encrypted(path: str) -> bool:
+    """Whether that file is encrypted where it lies: an update, with a key that never comes to a bucket."""
+    return _UPDATE.fullmatch(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ class ObjectName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """What an index says: a file of `size` bytes, in blocks of `block_bytes` with these SHA-256 digests
+    """What an index says: a file of `size` bytes, in blocks of `block_bytes` with these BLAKE3 digests
     (hexadecimal)."""
 
     federation: str
@@ -150,7 +162,7 @@ _REMEDY: Final = "restore that object from the bucket's versions, or delete what
 
 
 def digest_of_block(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return blake3(content).hexdigest()
 
 
 def _text(value: object) -> str:

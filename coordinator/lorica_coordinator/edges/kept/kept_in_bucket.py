@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, BlockCipher
@@ -24,7 +25,7 @@ from lorica_coordinator.edges.kept.kept_file import (
     MOST_INDEX_BYTES,
     KeptFile,
     ObjectName,
-    digest_of_block,
+    is_encrypted,
     is_kept_kind,
 )
 from lorica_security.errors import IntegrityError, StorageError
@@ -36,6 +37,8 @@ R = TypeVar("R")
 
 AT_ONCE: Final = 4
 """Blocks on their way, and in memory, whatever the number of files."""
+_PIECE_BYTES: Final = 256 << 10
+"""Read and digested together: as much as stays in a core's own cache."""
 WORK: Final = "bringing"
 """The folder, in the state folder, of what is being brought."""
 
@@ -60,6 +63,14 @@ def newest_term(bucket: Bucket) -> int:
     return max((one.term for one in found if one is not None), default=0)
 
 
+class _Memory(threading.local):
+    """Of a worker: a block as it is, and as it is sent. Fresh memory for each would cost more than to encrypt it."""
+
+    def __init__(self) -> None:
+        self.plain = memoryview(bytearray(BLOCK_BYTES))
+        self.sealed = memoryview(bytearray(BLOCK_BYTES + MORE_BYTES))
+
+
 class KeptInBucket:
     """Implements `KeptFiles` for the state folder `root`. `look` at the bucket first."""
 
@@ -75,7 +86,7 @@ class KeptInBucket:
         self._lock = threading.Lock()  # over what is known
         self._deleting = threading.Lock()
         self._workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bucket")
-        self._memory = threading.local()
+        self._memory = _Memory()
 
     @property
     def name(self) -> str:
@@ -180,13 +191,16 @@ class KeptInBucket:
 
     def _fetch_block(self, kept: KeptFile, number: int, descriptor: int) -> None:
         name = kept.block(number)
-        sealed = self._bucket.get(name, kept.size_of(number) + MORE_BYTES)
-        if sealed is None:
+        encrypted = is_encrypted(kept.path)
+        content: bytes | memoryview | None
+        content = self._bucket.get(name, kept.size_of(number) + (0 if encrypted else MORE_BYTES))
+        if content is None:
             raise IntegrityError(
                 f"{self.name}{name} is missing: restore it from the bucket's versions, or delete what is below "
                 f"{self.name}{kept.index.removesuffix(INDEX)} to go on without that file"
             )
-        content = self._cipher.open(name, sealed, f"{self.name}{name}")
+        if not encrypted:
+            content = self._cipher.open(name, content, f"{self.name}{name}")
         kept.check(number, content, f"{self.name}{name}")
         files.write_at(descriptor, content, number * kept.block_bytes)
 
@@ -203,8 +217,7 @@ class KeptInBucket:
             found = self._for_each(
                 range(len(kept.blocks)),
                 lambda number: (
-                    digest_of_block(self._read(descriptor, number * kept.block_bytes, kept.size_of(number)))
-                    == kept.blocks[number]
+                    self._read(descriptor, number * kept.block_bytes, kept.size_of(number))[1] == kept.blocks[number]
                 ),
             )
             return mark if all(found) else None
@@ -258,13 +271,14 @@ class KeptInBucket:
 
     def _put_block(self, path: str, descriptor: int, number: int, mark: FileMark) -> str:
         begin = number * self._block_bytes
-        content = self._read(descriptor, begin, min(self._block_bytes, mark.size - begin))
-        digest = digest_of_block(content)
+        content, digest = self._read(descriptor, begin, min(self._block_bytes, mark.size - begin))
         name = ObjectName(self._leader.term, path, f"{number:06}-{digest}")
         with self._lock:
             is_there = name in self._objects.get(path, ())  # of this term, so an earlier try came so far
         if not is_there:
-            self._put(name, self._cipher.seal(str(name), content))
+            if not is_encrypted(path):
+                content = self._cipher.seal(str(name), content, self._memory.sealed)
+            self._put(name, content)
         with self._lock:
             self._objects.setdefault(path, set()).add(name)
         return digest
@@ -275,21 +289,23 @@ class KeptInBucket:
         if is_doomed:
             with self._deleting, self._lock:  # not while it is being deleted
                 self._unneeded.discard(name)
-        self._bucket.put(str(name), content)
+        try:
+            self._bucket.put(str(name), content)
+        except BaseException:
+            self._memory = _Memory()  # a request that was given up may still be reading from it
+            raise
 
-    def _read(self, descriptor: int, begin: int, size: int) -> memoryview:
-        """`size` bytes of an open file from `begin` on, in this worker's memory."""
-        memory = getattr(self._memory, "block", None)
-        if memory is None:
-            memory = self._memory.block = memoryview(bytearray(BLOCK_BYTES))
-        content: memoryview = memory[:size]
+    def _read(self, descriptor: int, begin: int, size: int) -> tuple[memoryview, str]:
+        """`size` bytes of an open file from `begin` on, in this worker's memory, and their digest."""
+        content, digest = self._memory.plain[:size], blake3()
         done = 0
-        while done < len(content):
-            count = os.preadv(descriptor, [content[done:]], begin + done)
+        while done < size:
+            count = os.preadv(descriptor, [content[done : done + _PIECE_BYTES]], begin + done)
             if count == 0:
                 raise OSError("it was cut while it was read")
+            digest.update(content[done : done + count])
             done += count
-        return content
+        return content, digest.hexdigest()
 
     def _for_each(self, numbers: Iterable[int], work: Callable[[int], R]) -> list[R]:
         """What `work` says of each, by AT_ONCE workers; the first error ends it, once none is at work any more."""
