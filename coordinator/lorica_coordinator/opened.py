@@ -4,8 +4,8 @@ Most commands need little of it, so what takes long to import (the database, mod
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from silo_wire.canonical import Digest
 if TYPE_CHECKING:
     from lorica_coordinator.edges.database.postgresql.leadership import Leadership
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
+    from lorica_coordinator.edges.kept.ahead import Ahead
+    from lorica_coordinator.edges.kept.kept_in_bucket import Seen
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
     from lorica_coordinator.edges.models.spool import Spools
@@ -124,6 +126,11 @@ class Coordinator:
         term = 0 if self.leadership is None else self.leadership.term
         own = not self.settings.storage.attempt_keys
         return SpoolKeys(state / SPOOLS, key_folder(self.settings, self.identity) / SPOOLS, term, own)
+
+    def has_key(self, update: Path, name: str) -> bool:
+        """Whether the key of this name is there that an update (its path, without suffix) is encrypted with."""
+        path = self.spool_keys.path(update, name)
+        return path is not None and path.is_file()
 
     @property
     def spools(self) -> "Spools":
@@ -270,14 +277,14 @@ def leading(
             return
         from lorica_coordinator.edges.upkeep.taken_up import take_up
 
-        present, leadership = _elected(coordinator, start, waiting)
+        present, leadership, seen = _elected(coordinator, start, waiting)
         try:
             leader = replace(present, leadership=leadership, start=start)
             start.went_on()
             if not to_settle:
                 take_up(leader.audit(), leader.releases)
             start.went_on()
-            with _kept(present, leadership, start) as kept:
+            with _kept(present, leadership, start, seen) as kept:
                 start.went_on()
                 yield replace(leader, kept=kept)
         finally:
@@ -286,7 +293,8 @@ def leading(
 
 def _elected(
     coordinator: Coordinator, start: Start, waiting: Callable[[], None] | None
-) -> "tuple[Coordinator, Leadership]":
+) -> "tuple[Coordinator, Leadership, Mapping[str, Seen]]":
+    """With what was brought from a bucket meanwhile."""
     from lorica_coordinator.edges.database.open_store import leadership_of
     from lorica_coordinator.edges.kept.opening import newest_kept_term
 
@@ -311,29 +319,51 @@ def _elected(
             start.went_on()
             make_tables()
 
+        ahead: Ahead | None = None
         try:
             waited = False
-            while not leadership.take(prepare):
-                if waiting is None:
-                    raise Conflict(
-                        f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
-                        "this command where that one runs"
-                    )
-                waiting()
-                waited = True
+            with ExitStack() as meanwhile:
+                while not leadership.take(prepare):
+                    if waiting is None:
+                        raise Conflict(
+                            f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
+                            "this command where that one runs"
+                        )
+                    if settings.storage.blobs and ahead is None:
+                        ahead = meanwhile.enter_context(_brought_ahead(coordinator))
+                    waiting()
+                    waited = True
             present = Coordinator.load(coordinator.folder) if waited else coordinator
         except BaseException:
             leadership.release()
             raise
         if (present.settings.storage, present.keys.identity_public_key) == (settings.storage, identity):
-            return present, leadership
+            return present, leadership, {} if ahead is None else ahead.seen
         leadership.release()  # of another database, or as another coordinator
         coordinator = present
 
 
 @contextmanager
-def _kept(coordinator: Coordinator, leadership: "Leadership", start: Start) -> Iterator[KeptFiles]:
-    """Where the leader keeps files beside the folder; before the block, both come to hold the same."""
+def _brought_ahead(coordinator: Coordinator) -> "Iterator[Ahead]":
+    """Into the folder of one that stands by, from the bucket."""
+    from lorica_coordinator.edges.kept.ahead import Ahead, running
+    from lorica_coordinator.edges.kept.bucket import Bucket
+    from lorica_coordinator.edges.kept.opening import bucket_place
+
+    coordinator.make_state_folder()
+    settings, keys = coordinator.settings, coordinator.keys
+    bucket = Bucket.at(bucket_place(settings, coordinator.folder.settings))
+    ahead = Ahead(settings.state_folder, bucket, coordinator.federation, keys.identity, coordinator.has_key)
+    with running(ahead):
+        yield ahead
+
+
+@contextmanager
+def _kept(
+    coordinator: Coordinator, leadership: "Leadership", start: Start, seen: "Mapping[str, Seen]"
+) -> Iterator[KeptFiles]:
+    """Where the leader keeps files beside the folder; before the block, both come to hold the same. `seen` were the
+    same already."""
     if not coordinator.settings.storage.blobs:
         yield FOLDER_ALONE
         return
@@ -348,14 +378,8 @@ def _kept(coordinator: Coordinator, leadership: "Leadership", start: Start) -> I
         identity=coordinator.keys.identity,
         prove=leadership.hold,
     )
-    keys = replace(coordinator, leadership=leadership).spool_keys
-
-    def has_key(update: Path, name: str) -> bool:
-        path = keys.path(update, name)
-        return path is not None and path.is_file()
-
-    settings, file = coordinator.settings, coordinator.folder.settings
-    with kept_in_bucket(settings, file, leader, has_key, leadership.hold, BEAT_S, start.went_on) as kept:
+    settings, file, has_key = coordinator.settings, coordinator.folder.settings, coordinator.has_key
+    with kept_in_bucket(settings, file, leader, has_key, leadership.hold, BEAT_S, start.went_on, seen) as kept:
         yield kept
 
 

@@ -38,6 +38,8 @@ from tests.integration.test_postgresql_settled import Federation
 from tests.support.coordinator import initialise
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.rounds import FEDERATION, IDLE, STOPPED, T0
+from tests.support.s3_server import running_moto
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +216,35 @@ def test_and_not_as_another_coordinator(pair: tuple[CoordinatorFolder, Coordinat
 
     with pytest.raises(Conflict, match="holds the state of another coordinator"):
         take_over(pair, others)
+
+
+def test_one_that_stands_by_has_the_leaders_files_before_it_takes_over(
+    pair: tuple[CoordinatorFolder, CoordinatorFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To take over is no download then: nobody trains meanwhile."""
+    path = f"bundles/{'ab' * 32}.bundle"
+    keys = tmp_path / "attempt-keys"
+    keys.mkdir(mode=0o700)
+    with running_moto(tmp_path) as moto, ExitStack() as first, ExitStack() as second:
+        for folder in pair:
+            text = folder.settings.read_text().replace('blobs = ""', f'blobs = "{moto.url("ahead")}"')
+            folder.settings.write_text(text.replace('attempt_keys = ""', f'attempt_keys = "{keys}"'))
+        leader = first.enter_context(leading(Coordinator.load(pair[0])))
+        there, here = (Coordinator.load(folder).settings.state_folder / path for folder in pair)
+        there.parent.mkdir(parents=True)
+        there.write_bytes(b"the bundle")
+        leader.kept.keep(there)
+
+        def waiting() -> None:
+            until(here.is_file, lambda: None, 60)
+            capsys.readouterr()
+            first.close()
+
+        second.enter_context(leading(Coordinator.load(pair[1]), waiting=waiting))
+        assert here.read_bytes() == b"the bundle"
+        said = capsys.readouterr()
+        assert "are settled" in said.out + said.err
+        assert "brought=0" in said.out + said.err, said
 
 
 def asked(port: int, path: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from lorica.bench.elsewhere.storage import Storage, storage
 from lorica.bench.figures import Reading, Run, read_figures
 from lorica.documentation import bench_tables
 from lorica_coordinator.settings import Settings, settings_text
-from lorica_security.errors import ConfigurationError
+from lorica_security.errors import ConfigurationError, StorageError
 
 DATABASE = 'postgresql+psycopg://lorica@/x?host=/run/"pg"'
 BLOBS = "s3://lorica/x?endpoint=http://127.0.0.1:9&credentials=/x"
@@ -27,6 +27,7 @@ def test_the_settings_that_init_writes_get_each_place_and_nothing_else(tmp_path:
     assert (after.storage.database, after.storage.blobs, after.storage.attempt_keys) == (DATABASE, BLOBS, str(keys))
     assert after.model_copy(update={"storage": before.storage}) == before
     assert os.stat(keys).st_mode & 0o777 == 0o700
+    assert os.stat(file).st_mode & 0o777 == 0o600, "the database's URL may have a password"
 
 
 def test_a_place_that_settings_refuse_leaves_them_as_they_were(tmp_path: Path) -> None:
@@ -36,6 +37,16 @@ def test_a_place_that_settings_refuse_leaves_them_as_they_were(tmp_path: Path) -
     with pytest.raises(ConfigurationError, match="attempt_keys = 'keys' is no path from / on"):
         Storage(database=DATABASE, attempt_keys="keys").write_into(file)
     assert file.read_bytes() == before
+
+
+def test_what_would_fail_after_the_first_federation_is_refused_before_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o755)
+    with pytest.raises(ConfigurationError, match="keys has mode 0755"):
+        Storage(database=DATABASE, attempt_keys=str(keys)).require_usable(tmp_path)
+    with pytest.raises(StorageError, match="/x cannot be read"):
+        Storage(database=DATABASE, blobs=BLOBS).require_usable(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
 def test_a_bucket_or_keys_without_a_database_are_refused_by_name() -> None:
@@ -98,7 +109,7 @@ def test_the_same_federation_runs_twice_and_its_coordinator_is_told_apart(
         )
 
     monkeypatch.setattr(bench, "run_lorica", ran)
-    place = Storage(database=DATABASE, blobs=BLOBS)
+    place = Storage(database=DATABASE, attempt_keys=str(tmp_path / "keys"))
     bench.run_bench(chosen(tmp_path, silos=(3,), masked="off", storage=place), Console(quiet=True))
     assert asked == [("off", None), ("off", place)]
     found = read_figures(tmp_path / "out.json")[1]
@@ -107,5 +118,5 @@ def test_the_same_federation_runs_twice_and_its_coordinator_is_told_apart(
     told = [dict(zip(names, row, strict=True)) for row in rows]
     assert [(one["way"], one["coordinator's CPU s"], one["more, a silo"]) for one in told] == [
         ("lorica", "3.00", ""),
-        ("lorica over PostgreSQL, S3", "7.50 (2.5 x)", "1.50"),
+        ("lorica over PostgreSQL, shared keys", "7.50 (2.5 x)", "1.50"),
     ]

@@ -283,7 +283,7 @@ def test_an_update_lies_in_the_bucket_as_it_lies_in_the_folder_and_comes_back(pl
     first, second = place(1), place(2)
     first.settle()
     content = bytes(range(BLOCK)) * 2 + b"end"
-    _keep_record(first, second)
+    keep_record(first, second)
     first.keep(SPOOL_PATH, content)
     raw = {name: first.bucket.get(name, 1 << 20) for name in first.objects if f"{SPOOL_PATH}/0" in name}
     assert sorted(map(bytes, filter(None, raw.values()))) == sorted([content[:BLOCK], content[:BLOCK], b"end"])
@@ -314,7 +314,7 @@ def test_memory_of_a_request_that_was_given_up_is_not_written_to(place: Makes) -
     assert [bytes(content) for content in held] == before
 
 
-def _keep_record(place: Place, *others: Place) -> None:
+def keep_record(place: Place, *others: Place) -> None:
     """Of the update at SPOOL_PATH, whose key is in each place."""
     stem, name = SPOOL_PATH.removesuffix(".delta"), place.keys.fresh()
     for one in (place, *others):
@@ -334,7 +334,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
 ) -> None:
     first, second = place(1), place(2)
     first.settle()
-    _keep_record(first, second)
+    keep_record(first, second)
     first.keep(path, b"a" * BLOCK + b"b" * BLOCK + b"c" * 10)
     name = sorted(one for one in first.objects if f"{path}/{block:06}-" in one)[0]
     content = first.bucket.get(name, BLOCK + MORE_BYTES)

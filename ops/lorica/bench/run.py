@@ -82,6 +82,9 @@ def run_bench(choice: Choice, console: Console) -> list[Figures]:
 
     Peers, if any, are installed.
     """
+    if choice.storage is not None:
+        choice.work.mkdir(parents=True, exist_ok=True)
+        choice.storage.require_usable(choice.work)
     results: list[Figures] = []
     for parameters in choice.parameters:
         for silos in choice.silos:

@@ -28,6 +28,8 @@ MOST_BLOCKS: Final = 1 << 16
 """1 TiB."""
 MOST_INDEX_BYTES: Final = MOST_BLOCKS * 72 + 4096
 INDEX: Final = "index"
+AFTER_ALL_TERMS: Final = 10**10
+"""The least that a name has no digits for."""
 _DIGEST: Final = "[0-9a-f]{64}"
 _NAME: Final = "[a-z0-9][a-z0-9_-]{0,62}"
 

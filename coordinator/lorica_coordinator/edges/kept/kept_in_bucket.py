@@ -8,7 +8,7 @@ after its blocks and deleted before them, so what an index names is there.
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from lorica_coordinator.edges.kept.kept_file import (
     MOST_INDEX_BYTES,
     KeptFile,
     ObjectName,
+    digest_of_block,
     is_encrypted,
     is_kept_kind,
 )
@@ -63,6 +64,14 @@ def newest_term(bucket: Bucket) -> int:
     return max((one.term for one in found if one is not None), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file of the folder that was what an index with this digest says, as long as its mark is the same."""
+
+    index: str
+    mark: FileMark
+
+
 class _Memory(threading.local):
     """Of a worker: a block as it is, and as it is sent. Fresh memory for each would cost more than to encrypt it."""
 
@@ -74,8 +83,18 @@ class _Memory(threading.local):
 class KeptInBucket:
     """Implements `KeptFiles` for the state folder `root`. `look` at the bucket first."""
 
-    def __init__(self, root: Path, bucket: Bucket, leader: Leader, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        bucket: Bucket,
+        leader: Leader,
+        *,
+        seen: Mapping[str, Seen] | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """`seen` by this process, by path below `root`: not digested again."""
         self._root = root
+        self.seen = dict(seen or {})
         self._block_bytes = block_bytes
         self._bucket = bucket
         self._leader = leader
@@ -159,13 +178,14 @@ class KeptInBucket:
         kept = KeptFile.parse(
             raw, leader.identity.public_key(), federation=leader.federation, path=path, term=newest.term, where=where
         )
-        target = self._root / path
-        mark = self._same(target, kept)
+        target, index = self._root / path, digest_of_block(raw)
+        mark = self._same(target, kept, self.seen.get(path), index)
         brought = mark is None
         if mark is None:
             mark = self._fetch(kept, target)
         with self._lock:
             self._marks[path] = mark
+            self.seen[path] = Seen(index, mark)
         return brought
 
     def _fetch(self, kept: KeptFile, target: Path) -> FileMark:
@@ -204,14 +224,16 @@ class KeptInBucket:
         kept.check(number, content, f"{self.name}{name}")
         files.write_at(descriptor, content, number * kept.block_bytes)
 
-    def _same(self, target: Path, kept: KeptFile) -> FileMark | None:
-        """The file's mark where it holds what is kept."""
+    def _same(self, target: Path, kept: KeptFile, seen: Seen | None, index: str) -> FileMark | None:
+        """The file's mark where it holds what is kept; `index`: the digest of what says so."""
         try:
             descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             mark = FileMark.of(descriptor)
+            if seen == Seen(index, mark):
+                return mark
             if mark.size != kept.size:
                 return None
             found = self._for_each(

@@ -1,14 +1,14 @@
 """What `[storage] blobs` comes to: a bucket that the leader's files are kept in, settled before anything else."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
-from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, newest_term
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, Seen, newest_term
 from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, put_later, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
@@ -43,13 +43,14 @@ def kept_in_bucket(
     beat: Callable[[], None],
     every_s: float,
     went_on: Callable[[], None] = lambda: None,
+    seen: Mapping[str, Seen] | None = None,
 ) -> Iterator[KeptInBucket]:
     """Raises ConfigurationError, IntegrityError or StorageError before the block. Until then `beat` is called every
     `every_s` seconds, and `went_on` when the bucket has done something."""
     bucket = Bucket.at(bucket_place(settings, file))
     bucket.called = lambda call, size, seconds, failed: None if failed else went_on()
     root, over = settings.state_folder, threading.Event()
-    kept = KeptInBucket(root, bucket, leader)
+    kept = KeptInBucket(root, bucket, leader, seen=seen)
     later: threading.Thread | None = None
     try:
         with meanwhile(beat, every_s):

@@ -59,7 +59,7 @@ def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
         brought = 0
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bring") as readers:
             for turn in (0, 1):
-                some = [path for path in paths if _turn(path) == turn and _is_of_use(path, root, has_key)]
+                some = [path for path in paths if turn_of(path) == turn and is_of_use(path, root, has_key)]
                 brought += sum(readers.map(kept.bring, some))
         shutil.rmtree(root / WORK, ignore_errors=True)
         in_bucket = set(paths)
@@ -91,12 +91,12 @@ def put_later(kept: KeptInBucket, root: Path, lacking: Sequence[str], over: thre
                 raise
 
 
-def _turn(path: str) -> int:
+def turn_of(path: str) -> int:
     """Files that others are whole by, or are opened with, come in the second turn."""
     return int(path.endswith((".safetensors", _DELTA)))
 
 
-def _is_of_use(path: str, root: Path, has_key: HasKey) -> bool:
+def is_of_use(path: str, root: Path, has_key: HasKey) -> bool:
     """Of an update on its way in: whether anybody can read it. Its record is brought before."""
     if not (path.startswith(f"{SPOOLS}/") and path.endswith(_DELTA)):
         return True
@@ -113,7 +113,7 @@ def _is_whole(path: str, root: Path, has_key: HasKey) -> bool:
     return (
         record is not None
         and record.get("norm") is not None
-        and _is_of_use(delta.relative_to(root).as_posix(), root, has_key)
+        and is_of_use(delta.relative_to(root).as_posix(), root, has_key)
     )
 
 

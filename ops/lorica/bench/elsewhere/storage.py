@@ -9,7 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from lorica_coordinator.settings import Settings
+from lorica_coordinator.edges.kept.bucket import Bucket
+from lorica_coordinator.edges.kept.opening import bucket_place
+from lorica_coordinator.edges.kept.settled import probe
+from lorica_coordinator.settings import Settings, settings_text
 from lorica_security.errors import ConfigurationError
 from lorica_security.host import files
 
@@ -29,6 +32,18 @@ class Storage:
     def words(self) -> str:
         return f"over {', '.join(WORDS[name] for name, value in asdict(self).items() if value)}"
 
+    def require_usable(self, work: Path) -> None:
+        """Raises ConfigurationError or StorageError now, rather than after the federation that is measured first. The
+        database alone is not asked. `work` is a folder for a scratch file."""
+        file = work / "storage.toml"
+        try:
+            files.write_private(file, settings_text("bench", ["127.0.0.1"]).encode())
+            self.write_into(file)
+            if self.blobs:
+                probe(Bucket.at(bucket_place(Settings.read(file), file)))
+        finally:
+            file.unlink(missing_ok=True)
+
     def write_into(self, settings: Path) -> None:
         """Into the file that `coordinator init` wrote. Raises ConfigurationError, before that also for what does not go
         together."""
@@ -39,7 +54,7 @@ class Storage:
         Settings.parse(text, settings.name)
         if self.attempt_keys:
             files.make_private_folder(Path(self.attempt_keys))
-        files.replace(settings, text.encode())
+        files.write_private(settings, text.encode())  # `database` may have a password
 
 
 def storage(database: str, blobs: str, attempt_keys: str) -> Storage | None:
