@@ -90,13 +90,13 @@ class Federation:
             audit.seal()
             store.close()
 
-    def release(self, *rounds: int) -> None:
+    def release(self, *rounds: int, plan: Digest = PLAN) -> None:
         with leading(Coordinator.load(self.folder)) as leader:
             audit = leader.audit()
             releases = leader.releases_told(released(audit))
             for number in rounds:
                 releases.noise_key(b"")
-                releases.enter(round_key(PLAN, number), b"sum %d" % number, PRIVATE)
+                releases.enter(round_key(plan, number), b"sum %d" % number, PRIVATE)
             audit.seal()
 
     def silos(self) -> dict[str, bool]:

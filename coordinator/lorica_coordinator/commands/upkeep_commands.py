@@ -17,6 +17,8 @@ from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.edges.upkeep.backup import back_up
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp
+from lorica_coordinator.edges.upkeep.settle import Lost
+from lorica_coordinator.edges.upkeep.settle import settle as bring_up
 from lorica_coordinator.opened import leading
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
@@ -104,8 +106,6 @@ def settle(
 ) -> None:
     """After pg_restore, before serve: shut out again who was revoked since, void invitations, stop the plan, close
     those that released sums."""
-    from lorica_coordinator.edges.upkeep.settle import settle as bring_up
-
     _require_log_or_word(log, without_log)
     if ledger is not None and log is None:
         raise ConfigurationError("--ledger needs the newer log, with --log: nothing else says whether it has every sum")
@@ -115,13 +115,15 @@ def settle(
         store = leader.open_store()
         try:
             done = bring_up(
-                store, leader.audit(), leader.releases, leader.settings, leader.federation,
+                store, leader.audit(), leader.releases, leader.settings, leader.federation, leader.keys,
                 log=log, ledger=ledger, without_rest=without_rest, now=time.time(),
             )  # fmt: skip
         finally:
             store.close()
     say("the state is settled; its plan is stopped")
     _say_settled(done.silos, done.closed, done.since, done.lost)
+    if done.authorities:
+        say(f"the log told of other authorities, and tells of this folder's from here on: {done.authorities}")
 
 
 def _require_log_or_word(log: Path | None, without_log: bool) -> None:
@@ -132,9 +134,7 @@ def _require_log_or_word(log: Path | None, without_log: bool) -> None:
         )
 
 
-def _say_settled(
-    silos: Sequence[str], closed: Sequence[str], since: CaughtUp | None, lost: tuple[int, int] | None = None
-) -> None:
+def _say_settled(silos: Sequence[str], closed: Sequence[str], since: CaughtUp | None, lost: Lost | None = None) -> None:
     listed = ", ".join(silos) or "no silo"
     if since is None:
         say(
@@ -145,10 +145,10 @@ def _say_settled(
         if lost is None:
             say(f"enrolled, as the newer log has it: {listed}; who was revoked since stays so")
         else:
+            given = "a log of another history has it" if lost.another_history else "the newer log has it up to its end"
             say(
-                f"enrolled, as the newer log has it up to entry {lost[0] - 1}: {listed}; whoever was revoked by "
-                f"entries {lost[0]} to {lost[1]}, which are lost, is in again: shut out with coordinator revoke who "
-                "should not be"
+                f"enrolled, as {given}: {listed}; whoever was revoked by entries {lost.first} to {lost.last}, which "
+                "are lost, is in again: shut out with coordinator revoke who should not be"
             )
         for said, names in (
             ("revoked", since.revoked),

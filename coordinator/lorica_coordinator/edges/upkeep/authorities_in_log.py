@@ -7,6 +7,7 @@ A folder may be one step ahead, for the entry follows the step, and a crash may 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lorica_coordinator.edges.keys.authorities import Authorities, Stage
 from lorica_coordinator.service.issued import AuthorityStanding
@@ -16,6 +17,7 @@ from lorica_security.on_disk.log_place import LogPlace
 
 _MARK = f'"{Event.AUTHORITY_CHANGED.value}"'
 _STAGE, _DIGEST = "is_", "certificate_"
+_ORDER: Final = tuple(stage.value for stage in (Stage.SUCCESSOR, Stage.ISSUING, Stage.TRUSTED))
 _ACTIVATED = {Stage.SUCCESSOR.value: Stage.ISSUING.value, Stage.ISSUING.value: Stage.TRUSTED.value}
 
 
@@ -40,20 +42,60 @@ def told(standings: tuple[AuthorityStanding, ...]) -> dict[str, str]:
 def require_newest(audit: LogPlace, authorities: Authorities, keys: Path) -> None:
     """Raises ConfigurationError where the folder `keys` has neither what the log tells of last nor one step more.
     Raises IntegrityError or StorageError naming where the log is."""
+    if (entry := newest_told(audit)) is not None:
+        require_told(entry, authorities, keys, where=audit.where)
+
+
+def newest_told(audit: LogPlace) -> Entry | None:
+    """The entry that tells of authorities last."""
     for line in audit.telling(_MARK):
         entry = entry_from_line(line.content, line.where)
         if entry.event is Event.AUTHORITY_CHANGED:
-            last = _told_by(entry)
-            here = {_Seen(_spelt(one.name), one.stage, one.digest) for one in authorities.standings()}
-            if not all(one.digest for one in last):
-                here = {_Seen(one.name, one.stage, "") for one in here}
-            if here != last and not _one_step(last, here):
-                raise ConfigurationError(
-                    f"{keys} has other authorities than entry {entry.sequence} of the log tells of ({line.where}): "
-                    f"here {_said(here)}; there {_said(last)}: a coordinator with a folder of its own has changed "
-                    f"them since; copy all of its keys/ to {keys}, and start again"
-                )
-            return
+            return entry
+    return None
+
+
+def require_told(entry: Entry, authorities: Authorities, keys: Path, *, where: str, cut: bool = False) -> None:
+    """As `require_newest`, of one entry. `cut`: what came after it is lost, so the folder may be many steps ahead."""
+    last, here = _told_by(entry), _here(authorities)
+    if not all(one.digest for one in last):
+        here = {_Seen(one.name, one.stage, "") for one in here}
+    if here != last and not (_went_on(last, here) if cut else _one_step(last, here)):
+        raise ConfigurationError(
+            f"{keys} has other authorities than entry {entry.sequence} of the log tells of ({where}): "
+            f"here {_said(here)}; there {_said(last)}: a coordinator with a folder of its own has changed "
+            f"them since; copy all of its keys/ to {keys}, and start again"
+        )
+
+
+def tells_of(entry: Entry, authorities: Authorities) -> bool:
+    return _told_by(entry) == _here(authorities)
+
+
+def in_words(authorities: Authorities) -> str:
+    return _said(_here(authorities))
+
+
+def _here(authorities: Authorities) -> set[_Seen]:
+    return {_Seen(_spelt(one.name), one.stage, one.digest) for one in authorities.standings()}
+
+
+def _went_on(before: set[_Seen], after: set[_Seen]) -> bool:
+    """Any number of steps: none of them takes an authority back, and one that left has one after it."""
+    now, newest = {one.name: one for one in after}, max(map(_number, after), default=0)
+    for one in before:
+        if (found := now.get(one.name)) is None:
+            if _number(one) >= newest:
+                return False
+        elif found.digest != one.digest or _ORDER.index(found.stage) < _ORDER.index(one.stage):
+            return False
+    return True
+
+
+def _number(one: _Seen) -> int:
+    """`ca` is the first, `ca_2` the one after."""
+    number = one.name.rpartition("_")[2]
+    return int(number) if number.isdecimal() and len(number) < 10 else 1
 
 
 def _one_step(before: set[_Seen], after: set[_Seen]) -> bool:

@@ -35,8 +35,8 @@ PUT_BACK: Final = ("restore", "settle")
 class CaughtUp:
     """What the newer log changed, for people.
 
-    `released` has each sum's number in the ledger, and its plan; `in_doubt` the plans that an earlier `restore` may
-    have closed.
+    `released` has each sum's number in the ledger, its plan and the entry's digest; `in_doubt` the plans that an
+    earlier `restore` may have closed.
     """
 
     entries: int = 0
@@ -45,7 +45,7 @@ class CaughtUp:
     let_in: list[str] = field(default_factory=list)
     to_invite: list[str] = field(default_factory=list)
     offered: set[Digest] = field(default_factory=set)
-    released: set[tuple[int, Digest]] = field(default_factory=set)
+    released: set[tuple[int, Digest, str]] = field(default_factory=set)
     forgotten: bool = False
     in_doubt: set[Digest] = field(default_factory=set)
     authorities_changed: bool = False
@@ -67,12 +67,10 @@ def catch_up(
 ) -> CaughtUp:
     """Bring the records, in a `transaction` of their database, to what the entries after `since` say. Raises
     StorageError naming it."""
-    position = reading.walk.position
-    unsigned = range(position.sealed + 1, position.head.sequence + 1)
-    never_signed = [unsigned, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    never_signed = unsigned_in(reading)
     done = CaughtUp(
         entries=len(reading.entries) - since,
-        unsigned=unsigned,
+        unsigned=never_signed[0],
         # A backup has the ledger as it was some entries before the log.
         released={_sum_of(entry) for entry in reading.entries[:since] if entry.event is Event.SUM_RELEASED},
     )
@@ -81,6 +79,13 @@ def catch_up(
             sealed = not any(entry.sequence in some for some in never_signed)
             _take(connection, federation, entry, done, sealed=sealed)
     return done
+
+
+def unsigned_in(reading: Reading) -> list[range]:
+    """The entries that nobody signed: those at its end first."""
+    position = reading.walk.position
+    at_end = range(position.sealed + 1, position.head.sequence + 1)
+    return [at_end, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
 
 
 def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
@@ -114,7 +119,7 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
                 done.revoked.append(identity.uri)
         case Event.OPERATOR_COMMAND if entry.text("command") in PUT_BACK and entry.text("newer_ledger") != "yes":
             done.forgotten = True
-            done.in_doubt = {*done.offered, *(plan for _, plan in done.released)}
+            done.in_doubt = {*done.offered, *(plan for _, plan, _ in done.released)}
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
             silo = silo_name(entry.text("silo"))
             if entry.event is Event.ENROLLED:  # that shut out who was enrolled before
@@ -150,8 +155,8 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             done.authorities_changed = True
 
 
-def _sum_of(entry: Entry) -> tuple[int, Digest]:
-    return entry.number("ledger_entry"), Digest(entry.text("plan"))
+def _sum_of(entry: Entry) -> tuple[int, Digest, str]:
+    return entry.number("ledger_entry"), Digest(entry.text("plan")), entry.text("ledger_digest")
 
 
 def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:

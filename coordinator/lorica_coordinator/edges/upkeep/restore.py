@@ -213,18 +213,22 @@ def close_plans(
     *,
     whole: bool = True,
     newest: Entry | None = None,
+    marked: frozenset[Digest] = frozenset(),
 ) -> tuple[str, ...]:
     """Those that were begun or released and may have released more since; where the newer ledger goes on from the
     older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed. Not
-    `whole`: the log is known to have gone on. `newest`: a release that is known to have been there.
+    `whole`: the log is known to have gone on. `newest`: a release that is known to have been there; `marked`: plans
+    that are known to have released.
+
+    Raises IntegrityError for a ledger that is not what the log tells of.
     """
     entries = releases.kept.entries()
     begun = {Digest(plan) for plan in _plans_of(settings) if _noise_is_made_here(settings, Digest(plan))}
-    known = begun | {Digest(entry.plan) for entry in entries}
+    known = begun | marked | {Digest(entry.plan) for entry in entries}
     told = set() if since is None else since.released
-    has: set[tuple[int, str]] = set()
+    newer: Sequence[Entry] = ()
     if ledger is None or since is None:
-        closed = known | {plan for _, plan in told}
+        closed = known | {plan for _, plan, _ in told}
     else:
         if not ledger.is_file():
             raise ConfigurationError(f"{ledger} is missing: name the newest copy of state/privacy/ledger with --ledger")
@@ -235,19 +239,50 @@ def close_plans(
                 "made from: leave --ledger out, and the plans are closed"
             )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
+        end = _require_told(newer, told, len(entries), whole=whole, where=str(ledger))
         if newer[len(entries) :]:
             releases.kept.append(newer[len(entries) :])
-        has = {(entry.sequence, entry.plan) for entry in newer}
-        closed = {plan for number, plan in told if (number, plan) not in has}
+        closed = {plan for number, plan, _ in told if number > end}
         if since.forgotten:
             closed |= known | since.in_doubt
+    if newest is not None and not _has(newer, newest.sequence, newest.plan, newest.digest):
+        whole = False
+        closed.add(Digest(newest.plan))
     if not whole:
-        closed |= known | {plan for _, plan in told}
-    if newest is not None and (newest.sequence, newest.plan) not in has:
-        closed |= known | {Digest(newest.plan)}
+        closed |= known | {plan for _, plan, _ in told} | {Digest(entry.plan) for entry in newer}
     if closed:
         releases.close(closed)
     return tuple(sorted(releases.closed()))
+
+
+def _has(entries: Sequence[Entry], number: int, plan: str, digest: str) -> bool:
+    """Whether a ledger has the entry that a log tells of; one of an earlier release tells no digest."""
+    if not 0 < number <= len(entries):
+        return False
+    found = entries[number - 1]
+    return found.plan == plan and digest in ("", found.digest)
+
+
+def _require_told(
+    newer: Sequence[Entry], told: set[tuple[int, Digest, str]], since: int, *, whole: bool, where: str
+) -> int:
+    """Up to which entry the log vouches for a copy of the ledger. Nobody signed that, and whoever edits it makes its
+    chain anew. The log has the digest of each entry, and of sums that were told and never entered; an entry names all
+    before it. Raises IntegrityError for what the log tells otherwise, or, where it is `whole`, does not tell of, after
+    the first `since`, which were there."""
+    end = max((number for number, plan, digest in told if _has(newer, number, plan, digest)), default=0)
+    others = sorted(number for number, _, _ in told if end < number <= len(newer))
+    if others:
+        raise IntegrityError(
+            f"{where} has another entry {others[0]} than the audit log tells of: it was edited, or is of another "
+            "history; give another copy, or leave --ledger out, and the plans are closed"
+        )
+    if whole and len(newer) > max(end, since):
+        raise IntegrityError(
+            f"{where} has {len(newer)} entries, and the audit log tells of none after entry {max(end, since)}: give "
+            "a log that is as new, or leave --ledger out, and the plans are closed"
+        )
+    return end
 
 
 def _plans_of(settings: Settings) -> list[str]:

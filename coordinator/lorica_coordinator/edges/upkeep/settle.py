@@ -8,9 +8,11 @@ does for a folder (restore.py), with the same code.
     sums were released     closed, or `--ledger`    closed
     the round under way    given up, plan stopped   given up, plan stopped
     the log                goes on where it was     goes on from then; the entry `settle` says so
+    authorities            as the log has them      as the folder has them, which the log then tells
 
-A newer log that ends before what a folder knows to have been there is none of the first column's: it is taken by word
-alone, plans are closed as without it, and who was revoked since its end is let in again.
+A newer log that ends before what a folder knows to have been there, or has something else there, is none of the first
+column's: it is taken by word alone, plans are closed as without it, and who was revoked by what is lost is let in
+again.
 
 May be repeated, also after a kill: the newer log's entries become rows after what they say is in the records, and only
 at its end does the folder forget that it knew newer rows, which is what keeps a coordinator from leading until then.
@@ -23,8 +25,11 @@ from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow
 from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
+from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
-from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_words, newest_told, require_told, tells_of
+from lorica_coordinator.edges.upkeep.authorities_in_log import told as tell
+from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of, unsigned_in
 from lorica_coordinator.edges.upkeep.restore import close_plans
 from lorica_coordinator.edges.upkeep.taken_up import (
     go_on_from_folder,
@@ -44,14 +49,24 @@ from lorica_security.privacy.ledger import entry_of as release_of
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Of the log that is known to have been there: its entries `first` to `last`, which nobody gave; all that may be,
+    where the newer log is of `another_history`."""
+
+    first: int
+    last: int
+    another_history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
-    """As of `Restored`; `lost` are the numbers of the first and the last entry of the log that is known to have been
-    there and that nobody gave."""
+    """As of `Restored`; `authorities`: as the log tells of them from here on, where it told otherwise."""
 
     silos: tuple[str, ...]
     closed: tuple[str, ...]
     since: CaughtUp | None
-    lost: tuple[int, int] | None = None
+    lost: Lost | None = None
+    authorities: str = ""
 
 
 def settle(
@@ -60,6 +75,7 @@ def settle(
     releases: ReleaseLedger,
     settings: Settings,
     federation: FederationName,
+    keys: KeyStore,
     *,
     log: Path | None,
     ledger: Path | None,
@@ -69,8 +85,9 @@ def settle(
     """The caller leads. `log` is the newer audit log in a folder, None where it is lost, `ledger` the newer ledger;
     `without_rest`: what is known to have come after `log` is lost. `now` in Unix seconds.
 
-    Raises ConfigurationError where the state is not in PostgreSQL, or `log` ends too early and nobody said that the
-    rest is lost, IntegrityError for a log or ledger that does not go on from the database's, StorageError.
+    Raises ConfigurationError where the state is not in PostgreSQL, `log` ends too early and nobody said that the rest
+    is lost, or the folder has authorities of before; IntegrityError for a log or ledger that does not go on from the
+    database's, or a ledger that is not what the log tells of; StorageError.
     """
     place, kept = audit.place, releases.kept
     if not isinstance(place, LogRows) or not isinstance(kept, ReleaseRows):
@@ -81,16 +98,31 @@ def settle(
         rows.put_back = True
     go_on_from_folder(place, kept, audit, releases)
     since = lost = None
-    if log is not None:
+    if log is None:
+        told = newest_told(place)
+        where = place.where
+    else:
         reading, known = _newer(log, place, audit)
-        lost = _lost(place, reading)
+        lost = _lost(place, reading, known)
         if lost is not None and not without_rest:
             raise ConfigurationError(
-                f"{log} ends with entry {lost[0] - 1}, and entry {lost[1]} is known to have been there: who was "
-                "revoked in between would be let in again; give a newer copy, or --without-rest where there is none"
+                f"{log} {_why(lost)}: who was revoked in between would be let in again; give a newer copy, or "
+                "--without-rest where there is none"
             )
+        told, where = _authorities_told_of(reading), str(log)
+    if told is not None:
+        require_told(told, keys.authorities, keys.folder, where=where, cut=log is None or lost is not None)
+    if log is not None:
         since = catch_up(place.rows.transaction(), federation, reading, known)
-    closed = close_plans(releases, settings, since, ledger, whole=lost is None, newest=_newest_release(kept))
+    close_plans(
+        releases,
+        settings,
+        since,
+        ledger,
+        whole=lost is None,
+        newest=_newest_release(kept),
+        marked=kept.marked(),
+    )
     store.void_invitations(pins=())
     state, records = without_updates(store.load(), 0.0)
     store.transition(state, records, at=now, now=0.0)
@@ -102,30 +134,54 @@ def settle(
     require_every_release(place, releases)
     audit.append(Event.OPERATOR_COMMAND, command="settle", **particulars_of(since, ledger=ledger is not None))
     tell_closed(audit, releases)
+    authorities = ""
+    if (newest := newest_told(place)) is not None and not tells_of(newest, keys.authorities):
+        audit.append(Event.AUTHORITY_CHANGED, **tell(keys.authorities.standings()))
+        authorities = in_words(keys.authorities)
     for rows in (place.rows, kept.rows):
         rows.forget()
-        for newest in rows.last(1):
-            rows.remember(newest)
-    return Settled(silos=silos, closed=closed, since=since, lost=lost)
+        for row in rows.last(1):
+            rows.remember(row)
+    closed = tuple(sorted(releases.closed()))
+    return Settled(silos=silos, closed=closed, since=since, lost=lost, authorities=authorities)
 
 
-def _lost(place: LogRows, newer: Reading) -> tuple[int, int] | None:
-    """What is known to have come after the end of the newer log, or in place of it; a seal of its end is nothing."""
-    known = place.rows.newest_known()
-    if known is None:
+def _lost(place: LogRows, newer: Reading, base: int) -> Lost | None:
+    """What is known to have come after the end of the newer log, or in place of it; a seal of its end is nothing.
+    `base`: how many entries it has in common with the rows."""
+    known = place.rows.all_known()
+    if not known or place.rows.at(known[-1].sequence) == known[-1]:  # of a settling that was cut off at its end
         return None
-    end = len(newer.entries)
-    if known.sequence <= end:
-        return None if newer.entries[known.sequence - 1].digest == known.digest else (known.sequence, known.sequence)
-    seals = known.sequence == end + 1 and newer.entries[-1:] and newer.entries[-1].digest == known.previous
-    if seals and entry_from_line(known.content, place.where).event is Event.SEALED:
+    newest, end = known[-1], len(newer.entries)
+    if any(row.sequence <= end and newer.entries[row.sequence - 1].digest != row.digest for row in known):
+        return Lost(base + 1, newest.sequence, another_history=True)
+    if newest.sequence <= end:
         return None
-    return end + 1, known.sequence
+    seals = newest.sequence == end + 1 and newer.entries[-1:] and newer.entries[-1].digest == newest.previous
+    if seals and entry_from_line(newest.content, place.where).event is Event.SEALED:
+        return None
+    return Lost(end + 1, newest.sequence)
+
+
+def _why(lost: Lost) -> str:
+    if lost.another_history:
+        return (
+            f"is of another history: it parts from what is known to have been there, up to entry {lost.last}, after "
+            f"entry {lost.first - 1} or later"
+        )
+    return f"ends with entry {lost.first - 1}, and entry {lost.last} is known to have been there"
 
 
 def _newest_release(kept: ReleaseRows) -> Release | None:
-    newest = kept.rows.newest_known()
-    return None if newest is None else release_of(newest.content, kept.rows.where)
+    known = kept.rows.all_known()
+    return release_of(known[-1].content, kept.rows.where) if known else None
+
+
+def _authorities_told_of(newer: Reading) -> Entry | None:
+    """By the last entry that somebody signed."""
+    unsigned = unsigned_in(newer)
+    signed = [one for one in newer.of(Event.AUTHORITY_CHANGED) if not any(one.sequence in some for some in unsigned)]
+    return signed[-1] if signed else None
 
 
 def _newer(log: Path, place: LogRows, audit: AuditLog) -> tuple[Reading, int]:

@@ -60,13 +60,15 @@ def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:
     """Raises IntegrityError where the log tells of a sum that the ledger has not, and the plan is not closed.
 
     A sum may be told of twice, and under two numbers: an answer was lost, or somebody was quicker. It is one by its
-    subject. One whose round was not closed may be missing: a kill between log and ledger left it, and nothing came of
-    it. Then the next one has its number, or will have it.
+    subject, where that stands before an entry of the ledger which the log has the digest of. One whose round was not
+    closed may be missing: a kill between log and ledger left it, and nothing came of it. Then the next one has its
+    number, or will have it.
     """
     entries, closed = releases.kept.entries(), releases.closed()
     told = list(_told(log, Event.SUM_RELEASED))
     digests = {entry.text("ledger_digest") for entry in told}
-    made = {(entry.plan, entry.subject) for entry in entries if entry.subject}
+    whole = max((entry.number("ledger_entry") for entry in told if _has(entries, entry)), default=0)
+    made = {(entry.plan, entry.subject) for entry in entries[:whole] if entry.subject}
     kept = {_attempt(entry) for entry in told if _has(entries, entry)}
     for entry in reversed(told):
         number = entry.number("ledger_entry")

@@ -131,10 +131,28 @@ class ChainedRows:
         """What the folder knows to be the newest; None where it knows nothing, or is not held against the rows."""
         return None if self.put_back else self._folders()
 
-    def newest_known(self) -> ChainedRow | None:
-        """The newest that this folder or one that several see knows, also while an older database is settled."""
+    def all_known(self) -> list[ChainedRow]:
+        """What this folder and one that several see know, the newest last; also while an older database is settled."""
         known = [row for row in (self._folders(), *(row for _, row in self._others())) if row is not None]
-        return max(known, key=lambda row: row.sequence, default=None)
+        return sorted(known, key=lambda row: row.sequence)
+
+    def mark(self, name: str) -> None:
+        """Have the folder, and one that several see, know `name`, a digest, for good."""
+        path = self._marks / name
+        if not files.is_there(path):
+            files.make_private_folder(self.newest.parent)
+            files.make_private_folder(self._marks)
+            files.mark(path)
+        if self._shared is not None:
+            self._shared.mark(name)
+
+    def marks(self) -> frozenset[str]:
+        own = {path.name for path in self._marks.iterdir()} if self._marks.is_dir() else set()
+        return frozenset(own if self._shared is None else own | self._shared.marks())
+
+    @property
+    def _marks(self) -> Path:
+        return self.newest.with_name("plans")
 
     def remember(self, row: ChainedRow) -> None:
         """Have the folder know `row`, which is there and goes on from what it knows, unless it knows a newer one."""

@@ -41,6 +41,8 @@ class ReleaseRows:
 
     def append(self, entries: Sequence[Entry]) -> None:
         rows = [ChainedRow.of(entry.line(), self.rows.where) for entry in entries]
+        for plan in {entry.plan for entry in entries}:
+            self.rows.mark(plan)  # before: a database that is put back does not tell of it
 
         def append() -> None:
             try:
@@ -51,6 +53,10 @@ class ReleaseRows:
         self.rows.in_tries(append)
         if rows:
             self._knows(rows[-1])
+
+    def marked(self) -> frozenset[Digest]:
+        """The plans that sums were released of, as folders outside the database know it."""
+        return frozenset(map(Digest, self.rows.marks()))
 
     def closed(self) -> frozenset[Digest]:
         """Raises IntegrityError where one is missing that this process knows."""
