@@ -93,7 +93,7 @@ def test_a_folder_that_is_steps_ahead_of_the_log_is_settled_and_its_authorities_
     assert done.code == 0, done.err
     assert "tells of this folder's from here on: ca-2" in done.out
     goes_on(federation)
-    (told,) = [one for one in federation.reading().of(Event.AUTHORITY_CHANGED)][-1:]
+    told = list(federation.reading().of(Event.AUTHORITY_CHANGED))[-1]
     assert authorities_in_log.tells_of(told, Coordinator.load(federation.folder).keys.authorities)
 
 

@@ -160,6 +160,19 @@ def test_a_sum_that_was_told_twice_under_one_number_is_the_later_one(tmp_path: P
     assert Folder(tmp_path, [first]).settle([first, kept, last], told) == set()
 
 
+def test_entries_that_a_whole_log_does_not_tell_of_are_refused_and_counted_where_the_rest_of_it_is_lost(
+    tmp_path: Path,
+) -> None:
+    """They spend epsilon."""
+    first = release([], 0, 1)
+    more = release([first], 1, 2)
+    folder = Folder(tmp_path, [])
+    with pytest.raises(IntegrityError, match="the audit log tells of none after entry 1"):
+        folder.settle([first, more], told_of([first]))
+    assert folder.settle([first, more], told_of([first]), whole=False) == set(PLANS)
+    assert folder.releases.kept.entries() == (first, more)
+
+
 def test_a_sum_that_was_told_last_and_is_not_in_the_copy_closes_its_plan(tmp_path: Path) -> None:
     first = release([], 0, 1)
     assert Folder(tmp_path, []).settle([first], told_of([first, release([first], 1, 2)])) == {PLANS[1]}
