@@ -8,14 +8,18 @@ after its blocks and deleted before them, so what an index names is there.
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from lorica_coordinator.edges.kept.aside import Aside, LeftOut
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket, Called
 from lorica_coordinator.edges.kept.kept_file import (
@@ -27,15 +31,17 @@ from lorica_coordinator.edges.kept.kept_file import (
     digest_of_block,
     is_kept_kind,
 )
-from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.errors import IntegrityError, LoricaError, StorageError
 from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identity import identity_key
 
 R = TypeVar("R")
+_ForEach = Callable[[Iterable[int], Callable[[int], Any]], list[Any]]
+_log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 4
-"""Blocks on their way, and in memory, whatever the number of files."""
+"""Blocks on their way, and in memory, whatever the number of files; and one of what is put aside."""
 WORK: Final = "bringing"
 """The folder, in the state folder, of what is being brought."""
 
@@ -73,6 +79,7 @@ class KeptInBucket:
         self._marks: dict[str, FileMark] = {}
         self._unneeded: set[ObjectName] = set()
         self._lock = threading.Lock()  # over what is known
+        self._aside = Aside()
         self._deleting = threading.Lock()
         self._workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bucket")
         self._memory = threading.local()
@@ -86,6 +93,7 @@ class KeptInBucket:
         self._bucket.called = called
 
     def close(self) -> None:
+        self._aside.close()
         self._workers.shutdown(cancel_futures=True)
 
     def look(self) -> None:
@@ -109,8 +117,9 @@ class KeptInBucket:
     # --- KeptFiles
 
     def keep(self, *paths: Path) -> None:
-        for path in paths:
-            self._keep(path)
+        with self._aside.gives_way([self._relative(path) for path in paths]):
+            for path in paths:
+                self._keep(path, self._for_each)
 
     def forget(self, *paths: Path) -> None:
         with self._lock:
@@ -119,6 +128,22 @@ class KeptInBucket:
                     self._unneeded |= self._objects.pop(kept)
                     self._marks.pop(kept, None)
         self._delete_unneeded()
+
+    def keep_aside(self, paths: Sequence[str]) -> None:
+        """Keep files that no round waits for, by their paths below the state folder; until `close`. One that is kept
+        or let go meanwhile is left out, and one that cannot be kept is told of in the log."""
+        self._aside.add(paths)
+        for path in paths:
+            file = self._root / path
+            try:
+                if file.exists():
+                    self._keep(file, partial(self._aside.for_each, path), self._aside.ending(path))
+                    if not file.exists():
+                        self.forget(file)
+            except LeftOut:
+                continue
+            except LoricaError as error:
+                _log.warning("what the bucket lacks cannot be put", file=path, error=str(error))
 
     def below(self, folder: Path) -> frozenset[Path]:
         with self._lock:
@@ -215,7 +240,7 @@ class KeptInBucket:
 
     # --- into the bucket
 
-    def _keep(self, path: Path) -> None:
+    def _keep(self, path: Path, for_each: _ForEach, ending: AbstractContextManager[None] | None = None) -> None:
         relative = self._relative(path)
         if not is_kept_kind(relative):
             raise StorageError(f"{path} is none of the files that are kept: it is not put into {self.name}")
@@ -229,7 +254,7 @@ class KeptInBucket:
                 if self._marks.get(relative) == mark:
                     return
             count = -(-mark.size // self._block_bytes)
-            digests = self._for_each(range(count), lambda number: self._put_block(relative, descriptor, number, mark))
+            digests = for_each(range(count), lambda number: self._put_block(relative, descriptor, number, mark))
             if FileMark.of(descriptor) != mark:
                 raise StorageError(f"{path} was written while it was put into {self.name}: it is put again")
         except OSError as error:
@@ -246,15 +271,16 @@ class KeptInBucket:
             blocks=tuple(digests),
         )
         leader.prove()
-        self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
-        named = {kept.index, *(kept.block(number) for number in range(count))}
-        with self._lock:
-            objects = self._objects.setdefault(relative, set())
-            objects.add(ObjectName(leader.term, relative, INDEX))
-            former = {one for one in objects if one.term == leader.term and str(one) not in named}
-            objects -= former
-            self._unneeded |= former
-            self._marks[relative] = mark
+        with ending or nullcontext():
+            self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
+            named = {kept.index, *(kept.block(number) for number in range(count))}
+            with self._lock:
+                objects = self._objects.setdefault(relative, set())
+                objects.add(ObjectName(leader.term, relative, INDEX))
+                former = {one for one in objects if one.term == leader.term and str(one) not in named}
+                objects -= former
+                self._unneeded |= former
+                self._marks[relative] = mark
 
     def _put_block(self, path: str, descriptor: int, number: int, mark: FileMark) -> str:
         begin = number * self._block_bytes
