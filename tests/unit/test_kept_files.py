@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, NONCE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
-from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, newest_term
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, Listed
 from lorica_coordinator.edges.kept.settled import Settled, meanwhile, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.service.ports import Overtaken
@@ -507,7 +507,7 @@ def test_the_newest_term_is_that_of_the_files_there_whatever_else_lies_there(
         bucket.put(str(ObjectName(term, MODEL_PATH, INDEX)), b"")
     for number, other in enumerate(others):
         store.put(f"north/{10**9}/x{number}/{other}", b"")
-    assert newest_term(bucket) == max(terms, default=0)
+    assert Listed.of(bucket).term == max(terms, default=0)
 
 
 # --- a folder that is not empty

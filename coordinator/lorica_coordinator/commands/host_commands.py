@@ -164,7 +164,7 @@ def serve_command(
 ) -> None:
     """Run the coordinator until it is stopped."""
     # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
-    from lorica_coordinator.composition import load_libraries, serve
+    from lorica_coordinator.composition import load_libraries, require_servable, serve
     from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 
     keep_memory_private()
@@ -178,7 +178,7 @@ def serve_command(
         coordinator = Coordinator.load(folder)
         for disk in disks(coordinator):
             ballast.keep(disk)
-        with leading(coordinator, waiting=stand_by) as leader:
+        with leading(coordinator, waiting=stand_by, fit=require_servable) as leader:
             stand_by.end()
             if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
                 plan = ""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -60,10 +60,20 @@ class Leader:
         return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
 
-def newest_term(bucket: Bucket) -> int:
-    """The latest that has files in `bucket`; 0 where none has. Who can write there chooses it. Raises StorageError."""
-    found = map(ObjectName.parse, bucket.names())
-    return max((one.term for one in found if one is not None), default=0)
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The latest term that has files in a bucket, 0 where none has, and the paths of those that have an index. Who can
+    write there chooses both."""
+
+    term: int = 0
+    paths: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Self:
+        """Raises StorageError."""
+        found = [one for one in map(ObjectName.parse, bucket.names()) if one is not None]
+        paths = frozenset(one.path for one in found if one.part == INDEX)
+        return cls(max((one.term for one in found), default=0), paths)
 
 
 class KeptInBucket:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
-from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, newest_term
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, Listed
 from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
@@ -23,11 +23,14 @@ def bucket_place(settings: Settings, file: Path) -> BucketPlace:
     return BucketPlace.parse(settings.storage.blobs, file)
 
 
-def newest_kept_term(settings: Settings, file: Path) -> int:
-    """The latest term that has files in the bucket; 0 without a bucket. Raises ConfigurationError, StorageError."""
+def kept_so_far(settings: Settings, file: Path) -> Listed:
+    """What the bucket has, once it was seen to take, give back and list something; nothing without a bucket. Raises
+    ConfigurationError, StorageError."""
     if not settings.storage.blobs:
-        return 0
-    return newest_term(Bucket.at(bucket_place(settings, file)))
+        return Listed()
+    bucket = Bucket.at(bucket_place(settings, file))
+    probe(bucket)
+    return Listed.of(bucket)
 
 
 @contextmanager
@@ -49,7 +52,6 @@ def kept_in_bucket(
     aside: threading.Thread | None = None
     try:
         with meanwhile(beat, every_s):
-            probe(bucket)
             settled = settle(kept, root, has_key)
         if settled.lacking:
             aside = threading.Thread(target=kept.keep_aside, args=(settled.lacking,), name="puts aside")

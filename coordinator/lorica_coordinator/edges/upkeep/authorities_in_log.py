@@ -5,16 +5,16 @@ one would issue is of an authority that the federation has left behind.
 A folder may be one step ahead, for the entry follows the step, and a crash may come between.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lorica_coordinator.edges.keys.authorities import Authorities, Stage
+from lorica_coordinator.edges.upkeep.newest_in_log import Told
 from lorica_coordinator.service.issued import AuthorityStanding
-from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.audit.entry import Entry, Event
 from lorica_security.errors import ConfigurationError
-from lorica_security.on_disk.log_place import LogPlace
 
-_MARK = f'"{Event.AUTHORITY_CHANGED.value}"'
 _STAGE, _DIGEST = "is_", "certificate_"
 _ACTIVATED = {Stage.SUCCESSOR.value: Stage.ISSUING.value, Stage.ISSUING.value: Stage.TRUSTED.value}
 
@@ -37,23 +37,20 @@ def told(standings: tuple[AuthorityStanding, ...]) -> dict[str, str]:
     }
 
 
-def require_newest(audit: LogPlace, authorities: Authorities, keys: Path) -> None:
-    """Raises ConfigurationError where the folder `keys` has neither what the log tells of last nor one step more.
-    Raises IntegrityError or StorageError naming where the log is."""
-    for line in audit.telling(_MARK):
-        entry = entry_from_line(line.content, line.where)
-        if entry.event is Event.AUTHORITY_CHANGED:
-            last = _told_by(entry)
-            here = {_Seen(_spelt(one.name), one.stage, one.digest) for one in authorities.standings()}
-            if not all(one.digest for one in last):
-                here = {_Seen(one.name, one.stage, "") for one in here}
-            if here != last and not _one_step(last, here):
-                raise ConfigurationError(
-                    f"{keys} has other authorities than entry {entry.sequence} of the log tells of ({line.where}): "
-                    f"here {_said(here)}; there {_said(last)}: a coordinator with a folder of its own has changed "
-                    f"them since; copy all of its keys/ to {keys}, and start again"
-                )
-            return
+def require_newest(told: Mapping[Event, Told], authorities: Authorities, keys: Path) -> None:
+    """Raises ConfigurationError where the folder `keys` has neither what the log tells of last nor one step more."""
+    if (newest := told.get(Event.AUTHORITY_CHANGED)) is None:
+        return
+    last = _told_by(newest.entry)
+    here = {_Seen(_spelt(one.name), one.stage, one.digest) for one in authorities.standings()}
+    if not all(one.digest for one in last):
+        here = {_Seen(one.name, one.stage, "") for one in here}
+    if here != last and not _one_step(last, here):
+        raise ConfigurationError(
+            f"{keys} has other authorities than entry {newest.entry.sequence} of the log tells of ({newest.where}): "
+            f"here {_said(here)}; there {_said(last)}: a coordinator with a folder of its own has changed "
+            f"them since; copy all of its keys/ to {keys}, and start again"
+        )
 
 
 def _one_step(before: set[_Seen], after: set[_Seen]) -> bool:
