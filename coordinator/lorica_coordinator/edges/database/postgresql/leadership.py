@@ -399,11 +399,18 @@ class Leadership:
 def alone(connection: Connection) -> None:
     """First in a transaction that changes the tables, of whichever release: nobody leads before it has ended, and then
     the term is over of whoever led, and hangs. Raises Conflict where a coordinator leads."""
-    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK}).scalar():
-        raise Conflict("a coordinator leads on this database: stop it, and those that stand by, first")
+    require_nobody_leads(connection)
     if columns := _columns(connection):
         over = update(table).where(table.c.id == _ROW).values(term=table.c.term + 1, holder=_holder())
         connection.execute(over.values(token=secrets.token_hex(16)) if "token" in columns else over)
+
+
+def require_nobody_leads(connection: Connection) -> None:
+    """Nor does anybody before the transaction has ended. Raises Conflict naming who does."""
+    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK}).scalar():
+        rows = _rows(connection)
+        holder = rows[_ROW].holder if _ROW in rows else "a coordinator"
+        raise Conflict(f"{holder} leads on this database: stop it, and those that stand by, first")
 
 
 def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:
