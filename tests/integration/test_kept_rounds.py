@@ -212,6 +212,13 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
     others = [name for name in machines.bucket.names() if "/models/" in name]
     async with machines.leading("second") as coordinator:
         await is_stopped(coordinator)
+        said = f"model {present} of plan kept, from which it goes on, is stored nowhere"
+        standing = await coordinator.service.status()
+        assert standing.detail.startswith(f"stopped: {said}")
+        assert "start another plan with --leave kept" in standing.detail
+        assert coordinator.metric("lorica_phase_failing") == 1
+        assert said in (await coordinator.service.rounds())[-1].detail
+        assert coordinator.metric("lorica_abandoned_rounds_total", cause="model_missing") == 1
         for _ in range(2):
             with pytest.raises(StateError, match=rf"model {present} of plan kept.*is stored nowhere.*--leave kept"):
                 await coordinator.service.start_plan()
@@ -219,7 +226,9 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
 
     machines.bucket.put(index, bytes(content))
     async with machines.leading("third") as coordinator:
+        assert coordinator.metric("lorica_phase_failing") == 1, "until it is started again"
         await coordinator.service.start_plan()
+        assert coordinator.metric("lorica_phase_failing") == 0
         await work_together(coordinator.service, bank, hospital, until=is_finished)
         found = [row for row in rows(await coordinator.service.rounds()) if row[2] == "applied"]
         assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in undisturbed]
