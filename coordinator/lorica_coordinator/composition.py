@@ -33,7 +33,7 @@ from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
-from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.opened import Coordinator, disks
 from lorica_coordinator.service.federation import Federation
 from lorica_coordinator.service.ports import Aggregator, Clock, Steady
@@ -43,7 +43,7 @@ from lorica_security.daemon.clock_watch import watched_clock
 from lorica_security.daemon.heartbeat import beating
 from lorica_security.daemon.host_metrics import register_host
 from lorica_security.daemon.kept_ballast import kept_ballast
-from lorica_security.daemon.listen_address import Address, address
+from lorica_security.daemon.listen_address import Address, address, require_bindable
 from lorica_security.daemon.metrics_port import metrics_port
 from lorica_security.daemon.sealed_log import kept_log
 from lorica_security.errors import ConfigurationError
@@ -69,8 +69,9 @@ async def service_of(
 
     Raises ConfigurationError where the folder's authorities are older than what its log tells.
     """
-    if coordinator.settings.storage.database:
-        require_newest(audit.place, coordinator.keys.authorities, coordinator.folder.keys)
+    told_last = newest_told(audit.place)
+    if coordinator.settings.storage.database:  # once more: who led until this one's term may have changed them
+        require_newest(told_last, coordinator.keys.authorities, coordinator.folder.keys)
     store = coordinator.open_store()
     try:
         spools = coordinator.spools
@@ -94,7 +95,7 @@ async def service_of(
         )
         service.authorities.on_change.append(partial(_authority_changed, coordinator, audit))
         service.groups.on_standing.append(partial(_groups_stand, audit))
-        service.groups.stood = newest_groups(audit.place)
+        service.groups.stood = newest_groups(told_last)
         await service.start()
         loop = asyncio.create_task(service.run())
         try:
@@ -146,11 +147,22 @@ def load_libraries() -> None:
     from lorica_coordinator.edges.sums import aggregator  # noqa: F401
 
 
-def _check_device(coordinator: Coordinator) -> None:
-    """Raises ConfigurationError now for a device that is not there, rather than at the end of the first round."""
+def require_servable(coordinator: Coordinator) -> None:
+    """Raises ConfigurationError for a device that is not there, rather than at the end of the first round, and for an
+    address that another process has, rather than once this one leads."""
     from lorica_coordinator.edges.sums import aggregator
 
     aggregator.device_for(coordinator.settings.aggregation.device)
+    listen = coordinator.settings.listen
+    for key, place in (("silos", listen.silos), ("enrolment", listen.enrolment), ("status", listen.status)):
+        try:
+            if place:
+                require_bindable(address(place))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {place} ({error.strerror}): stop what does, or change [listen] {key} in "
+                f"{coordinator.folder.settings}"
+            ) from error
 
 
 def on_this_host(coordinator: Coordinator) -> OnThisHost:
@@ -291,9 +303,9 @@ def _complain(error: Exception) -> None:
 
 
 async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], None], where: Whereabouts) -> None:
-    """Run until SIGTERM or SIGINT. `offer` names a plan that silos prepare at once if none is under way; "" is none."""
+    """Run until SIGTERM or SIGINT. `offer` names a plan that silos prepare at once if none is under way; "" is none.
+    `require_servable` was asked."""
     listen = coordinator.settings.listen
-    _check_device(coordinator)
     registry = CollectorRegistry()
     register_host(registry, coordinator.settings.state_folder, str(OURS))
     metrics = CoordinatorMetrics(registry)

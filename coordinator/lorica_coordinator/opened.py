@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.settings import Settings, reachable
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
+from lorica_coordinator.vectors.key_place import marked
 from lorica_security.daemon.heartbeat import Start
 from lorica_security.daemon.listen_address import Address, address
 from lorica_security.errors import ConfigurationError, Conflict, StateError, StorageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lorica_coordinator.edges.database.postgresql.leadership import Leadership
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
     from lorica_coordinator.edges.kept.ahead import Ahead
-    from lorica_coordinator.edges.kept.kept_in_bucket import Seen
+    from lorica_coordinator.edges.kept.kept_in_bucket import Listed, Seen
     from lorica_coordinator.edges.models.export_scratch import ExportScratch
     from lorica_coordinator.edges.models.model_store import ModelStore
     from lorica_coordinator.edges.models.spool import Spools
@@ -258,14 +258,20 @@ class Coordinator:
 
 @contextmanager
 def leading(
-    coordinator: Coordinator, *, waiting: Callable[[], None] | None = None, to_settle: bool = False
+    coordinator: Coordinator,
+    *,
+    waiting: Callable[[], None] | None = None,
+    fit: Callable[[Coordinator], None] = lambda coordinator: None,
+    to_settle: bool = False,
 ) -> Iterator[Coordinator]:
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
     does, `waiting` is called again and again until it does no more; without it Conflict is raised.
 
-    Who has waited begins with the settings and keys that the folder has then. The caller holds the folder's lock. With
-    `to_settle` log and ledger may be of an earlier instant; else raises IntegrityError naming what is. From here on
-    the folder's lock file shows that the process is alive, for as long as each step takes no longer than STEP_S.
+    Who has waited begins with the settings and keys that the folder has then. `fit` refuses one that could not do what
+    it is to lead for: as all that can be refused, before it leads, so that one that is started again and again begins
+    no terms. The caller holds the folder's lock. With `to_settle` log and ledger may be of an earlier instant; else
+    raises IntegrityError naming what is. From here on the folder's lock file shows that the process is alive, for as
+    long as each step takes no longer than STEP_S.
     """
     from lorica_coordinator.edges.database.open_store import leave_former_keys
 
@@ -273,11 +279,15 @@ def leading(
         coordinator = replace(coordinator, start=start)
         leave_former_keys(coordinator.settings)
         if not coordinator.settings.storage.database:
+            fit(coordinator)
             yield coordinator
             return
         from lorica_coordinator.edges.upkeep.taken_up import take_up
 
-        present, leadership, seen = _elected(coordinator, start, waiting)
+        present, leadership = coordinator, None
+        seen: Mapping[str, Seen] = {}
+        while leadership is None:  # once more as what the folder has become while this one stood by
+            present, leadership, seen = _elected(present, start, waiting, fit, to_settle=to_settle)
         try:
             leader = replace(present, leadership=leadership, start=start)
             start.went_on()
@@ -292,55 +302,90 @@ def leading(
 
 
 def _elected(
-    coordinator: Coordinator, start: Start, waiting: Callable[[], None] | None
-) -> "tuple[Coordinator, Leadership, Mapping[str, Seen]]":
-    """With what was brought from a bucket meanwhile."""
+    coordinator: Coordinator,
+    start: Start,
+    waiting: Callable[[], None] | None,
+    fit: Callable[[Coordinator], None],
+    *,
+    to_settle: bool,
+) -> "tuple[Coordinator, Leadership | None, Mapping[str, Seen]]":
+    """The coordinator as its folder has it when it comes to lead; no leadership where that is one of another database,
+    or another coordinator, by then: nothing was begun. With what was brought from the bucket meanwhile."""
     from lorica_coordinator.edges.database.open_store import leadership_of
-    from lorica_coordinator.edges.kept.opening import newest_kept_term
+    from lorica_coordinator.edges.kept.kept_in_bucket import Listed
+    from lorica_coordinator.edges.kept.opening import kept_so_far
 
-    while True:
-        settings, file = coordinator.settings, coordinator.folder.settings
-        identity = coordinator.keys.identity_public_key
-        start.rest()  # one that waits shows by itself that it is alive
-        found = leadership_of(
-            settings,
-            file,
-            coordinator.federation,
-            identity.hex(),
-            kept_of=partial(newest_kept_term, settings, file),
+    settings, file = coordinator.settings, coordinator.folder.settings
+    start.rest()  # one that waits shows by itself that it is alive
+    listed, waited, present = Listed(), False, coordinator
+    found = leadership_of(settings, file, coordinator.federation, coordinator.identity, kept_of=lambda: listed.term)
+    if found is None:
+        raise ConfigurationError(
+            f"{file}: [storage] database was emptied while this coordinator stood by: start it again"
         )
-        if found is None:
-            raise ConfigurationError(
-                f"{file}: [storage] database was emptied while this coordinator stood by: start it again"
-            )
-        leadership, make_tables = found
+    leadership, make_tables = found
 
-        def prepare(make_tables: Callable[[], None] = make_tables) -> None:
+    def prepare() -> None:
+        nonlocal present, listed
+        start.went_on()
+        if waited:
+            present = Coordinator.load(coordinator.folder)
+            if (present.settings.storage, present.identity) != (settings.storage, coordinator.identity):
+                raise _Another
+        fit(present)
+        if shared := settings.storage.attempt_keys:
+            marked(Path(shared), "")  # one that the database knows was compared
+        listed = kept_so_far(settings, file)
+        start.went_on()
+        make_tables()
+        start.went_on()
+        if not to_settle:
+            _require_fit(replace(present, leadership=leadership), listed)
             start.went_on()
-            make_tables()
 
-        ahead: Ahead | None = None
-        try:
-            waited = False
-            with ExitStack() as meanwhile:
-                while not leadership.take(prepare):
-                    if waiting is None:
-                        raise Conflict(
-                            f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
-                            "this command where that one runs"
-                        )
-                    if settings.storage.blobs and ahead is None:
-                        ahead = meanwhile.enter_context(_brought_ahead(coordinator))
-                    waiting()
-                    waited = True
-            present = Coordinator.load(coordinator.folder) if waited else coordinator
-        except BaseException:
-            leadership.release()
-            raise
-        if (present.settings.storage, present.keys.identity_public_key) == (settings.storage, identity):
-            return present, leadership, {} if ahead is None else ahead.seen
-        leadership.release()  # of another database, or as another coordinator
-        coordinator = present
+    ahead: Ahead | None = None
+    try:
+        with ExitStack() as meanwhile:
+            while not leadership.take(prepare):
+                if waiting is None:
+                    raise Conflict(
+                        f"{leadership.holder or 'a coordinator'} leads on the database of [storage] database: give "
+                        "this command where that one runs"
+                    )
+                if settings.storage.blobs and ahead is None:
+                    ahead = meanwhile.enter_context(_brought_ahead(coordinator))
+                waiting()
+                waited = True
+    except _Another:
+        return present, None, {}
+    except BaseException:
+        leadership.release()
+        raise
+    return present, leadership, {} if ahead is None else ahead.seen
+
+
+class _Another(Exception):
+    """The folder is of another database, or of another coordinator, than the one that stood by."""
+
+
+def _require_fit(present: Coordinator, listed: "Listed") -> None:
+    """That log, ledger, keys and the plan are what a leader can go on with, as far as that shows before it leads: it
+    only looks. `listed` is what the bucket has. Raises ConfigurationError, IntegrityError, StateError, StorageError."""
+    from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest
+    from lorica_coordinator.edges.upkeep.newest_in_log import newest_told
+    from lorica_coordinator.edges.upkeep.taken_up import require_fit
+    from lorica_coordinator.rounds.states import course_of
+
+    audit = present.audit()
+    require_fit(audit, present.releases)
+    require_newest(newest_told(audit.place), present.keys.authorities, present.folder.keys)
+    store = present.open_store()
+    try:
+        course = course_of(store.load())
+    finally:
+        store.close()
+    if course is not None and f"bundles/{course.terms.plan}.bundle" not in listed.paths:
+        present.shelf.require(course.terms.plan)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from lorica_security.identifiers import federation_name
 from lorica_security.pki.hosts import parse_host
 
 SETTINGS_FILE = "federation.toml"
+STATE = "state"
 SILOS_PORT = 7443
 ENROLMENT_PORT = 7444
 METRICS_PORT = 9464
@@ -128,7 +129,7 @@ class RetentionSection(Section):
 
 class Settings(Section):
     federation: NameText
-    state: Annotated[str, Field(min_length=1)] = "state"
+    state: Annotated[str, Field(min_length=1)] = STATE
     public: PublicSection = PublicSection()
     listen: ListenSection = ListenSection()
     certificates: CertificatesSection = CertificatesSection()
@@ -163,7 +164,7 @@ class Settings(Section):
             update={"state": str(base / Path(settings.state).expanduser()), "listen": listen}
         )
         if keys := settings.storage.attempt_keys:
-            _require_apart(Path(keys), settings.state_folder, str(path))
+            require_apart(Path(keys), settings.state_folder, f"{path}: [storage] attempt_keys")
         return settings
 
     @property
@@ -179,16 +180,16 @@ class Settings(Section):
         return self.public.enrolment_port or address(self.listen.enrolment).port
 
 
-def _require_apart(keys: Path, state: Path, where: str) -> None:
-    """Raises ConfigurationError where `keys` lies in or above a folder of `state` that keys are destroyed or updates
-    kept in, by whatever links. It may be the folder of keys there."""
+def require_apart(keys: Path, state: Path, where: str) -> None:
+    """Raises ConfigurationError, which says `where` they are named, where `keys` lies in or above a folder of `state`
+    that keys are destroyed or updates kept in, by whatever links. It may be the folder of keys there."""
     own = state / "attempt-keys"
     if _is_within(keys, own) and _is_within(own, keys):
         return
     for one in (own, state / "spools"):
         if _is_within(keys, one) or _is_within(one, keys):
             raise ConfigurationError(
-                f"{where}: [storage] attempt_keys = {str(keys)!r} is in {one}, or that is in it: keys in use would be "
+                f"{where} = {str(keys)!r} is in {one}, or that is in it: keys in use would be "
                 "destroyed with former ones; name a folder apart from the state folder, and move what lies in it "
                 "there while no coordinator runs"
             )
@@ -221,6 +222,8 @@ def settings_text(
     status_token_file: str = "",
     this_machine_alone: bool = False,
     database: str = "",
+    blobs: str = "",
+    attempt_keys: str = "",
 ) -> str:
     """The commented file that `coordinator init` writes; a `status_port` of 0 leaves the status page out.
 
@@ -241,6 +244,8 @@ def settings_text(
         ),
         ('status_token_file = ""', f"status_token_file = {json.dumps(status_token_file)}"),
         ('database = ""', f"database = {json.dumps(database)}"),
+        ('blobs = ""', f"blobs = {json.dumps(blobs)}"),
+        ('attempt_keys = ""', f"attempt_keys = {json.dumps(attempt_keys)}"),
     ):
         text = text.replace(default, chosen, 1)
     Settings.parse(text, SETTINGS_FILE)

@@ -169,7 +169,7 @@ class StandbyReason(Enum):
     UPDATE_RECEIVED = "this silo's part is done"
     NOT_IN_COHORT = "the round runs without this silo"
     AGGREGATING = "the coordinator is aggregating"
-    STOPPED = "the operator stopped the plan"
+    STOPPED = "the plan is stopped"
 
 
 @dataclass(frozen=True, slots=True)

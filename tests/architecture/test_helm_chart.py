@@ -16,7 +16,8 @@ import typer.main
 import yaml
 
 from lorica_coordinator.cli import app as coordinator_app
-from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT
+from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, settings_text
+from lorica_security.daemon.metrics_port import READY
 from silo_agent.cli import app as silo_app
 from silo_agent.edges.accounts.shared_budget import MACHINE_WIDE
 from silo_agent.edges.wire.https_proxy import ConnectProxy, proxy_for
@@ -401,11 +402,33 @@ def test_two_coordinators_have_no_volume_and_an_update_does_not_wait_for_the_one
     (claim,) = (one for one in volumes.values() if "persistentVolumeClaim" in one)
     assert claim["persistentVolumeClaim"] == {"claimName": "lorica-attempt-keys"}
     (container,) = pod("coordinators")["containers"]
-    assert container["readinessProbe"]["tcpSocket"] == {"port": "silos"}  # who stands by does not listen there
+    assert container["readinessProbe"]["httpGet"] == {"path": READY, "port": "metrics"}  # who stands by says no there
     (policy,) = of_kind("coordinators", "NetworkPolicy")
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 5432, 443}
     spare = {one["name"] for one in pod_with("coordinators", "coordinator.attemptKeys.existingClaim=")["volumes"]}
     assert spare == volumes.keys() - {claim["name"]}
+
+
+@pytest.mark.parametrize(
+    ("listen", "fits"),
+    [("0.0.0.0:9464", True), ("[::]:9464", True), ("127.0.0.1:9464", False), ("0.0.0.0:9465", False)],
+)
+def test_a_folder_whose_metrics_the_probe_does_not_reach_is_refused_by_name(
+    tmp_path: Path, listen: str, fits: bool
+) -> None:
+    (tmp_path / "given").mkdir()
+    text = settings_text("north", ["localhost"]).replace('metrics = "127.0.0.1:9464"', f'metrics = "{listen}"')
+    (tmp_path / "given" / "federation.toml").write_text(text)
+    script = pod("coordinators")["initContainers"][0]["command"][2]
+    for at in ("/etc/lorica/files", "/var/lib/lorica", "/attempt-keys"):
+        script = script.replace(at, str(tmp_path / at[1:]))
+    (tmp_path / "etc/lorica/files").mkdir(parents=True)
+    (tmp_path / "etc/lorica/files/passfile").write_text("*")
+    script = script.replace("/etc/lorica/folder", str(tmp_path / "given"))
+    done = subprocess.run(["sh", "-c", script], check=False, capture_output=True, text=True)
+    assert (done.returncode == 0) is fits, done.stderr
+    assert ('set metrics = "0.0.0.0:9464"' in done.stderr) is not fits
+    assert (tmp_path / "var/lib/lorica/federation/federation.toml").exists() is fits
 
 
 def test_the_folder_of_a_secret_comes_out_whole_private_and_once(tmp_path: Path) -> None:
@@ -413,7 +436,8 @@ def test_the_folder_of_a_secret_comes_out_whole_private_and_once(tmp_path: Path)
     given, state, files, attempt_keys = (tmp_path / name for name in ("given", "lib", "files", "attempt-keys"))
     for folder in (given, state, files, attempt_keys):
         folder.mkdir()
-    for name, text in (("federation.toml", "federation"), ("ca.key", "1"), ("identity.key", "2")):
+    settings = f'# metrics\nmetrics = "0.0.0.0:{METRICS_PORT}"\n'
+    for name, text in (("federation.toml", settings), ("ca.key", "1"), ("identity.key", "2")):
         (given / name).write_text(text)
     (given / "..data").mkdir()  # as Kubernetes lays secrets out
     (files / "passfile").write_text("*")
@@ -437,7 +461,7 @@ def test_the_folder_of_a_secret_comes_out_whole_private_and_once(tmp_path: Path)
     assert {path.name for path in (made / "keys").iterdir()} == {"ca.key", "identity.key"}
     written = (*made.rglob("*"), *(state / "files").iterdir(), attempt_keys / "keys")
     assert not [path for path in written if path.stat().st_mode & 0o777 != (0o700 if path.is_dir() else 0o600)]
-    assert (made / "federation.toml").read_text() == "federation"
+    assert (made / "federation.toml").read_text() == settings
     (made / "keys" / "ca.key").write_text("renewed")
     run()
     assert (made / "keys" / "ca.key").read_text() == "renewed"

@@ -13,10 +13,12 @@ import pytest
 from lorica_coordinator.edges.check.misconfigurations import Mistake
 from lorica_coordinator.edges.keys.authorities import Authorities, Stage
 from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError
 from lorica_security.identity.identity_key import new_identity_key
 from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.on_disk.log_place import Line
 from tests.integration.test_postgresql_settled import Federation
 from tests.support.coordinator import initialise
 from tests.support.postgresql import PostgresqlServer, running_postgresql
@@ -77,7 +79,7 @@ def logs(main: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Aud
 
 def refused(log: AuditLog, keys: Path) -> bool:
     try:
-        require_newest(log.place, Authorities.load(keys), keys)
+        require_newest(newest_told(log.place), Authorities.load(keys), keys)
     except ConfigurationError as error:
         said = str(error)
     else:
@@ -119,6 +121,27 @@ def test_a_folder_that_went_its_own_way_is_served_where_its_own_steps_are_told_a
         for steps, keys in enumerate(own):
             was = [told(Authorities.load(one).standings()) for one in (*main[: at + 1], *own[1 : steps + 1])][-2:]
             assert refused(logs[entered], keys) == (last not in was), (entered, steps)
+
+
+def test_groups_and_authorities_are_found_in_one_look_from_the_newest_entry(main: list[Path], tmp_path: Path) -> None:
+    log = log_after(tmp_path / "log", main[1:3])
+    log.append(Event.GROUPS_STAND, number=1, digest="1" * 64, groups="a, b, c")
+    log.append(Event.GROUPS_STAND, number=2, digest="2" * 64, groups="a, b, c")
+    looks: list[list[str]] = []
+
+    class Looked:
+        def telling(self, *texts: str) -> Iterator[Line]:
+            looks.append([])
+            for line in log.place.telling(*texts):
+                looks[-1].append(line.where)
+                yield line
+
+    found = newest_told(Looked())  # type: ignore[arg-type]
+    groups = newest_groups(found)
+    assert groups is not None
+    assert groups.number == 2
+    require_newest(found, Authorities.load(main[2]), main[2])
+    assert [len(look) for look in looks] == [4], "two of groups, one that merely says so, and the newest of authorities"
 
 
 @pytest.fixture(scope="module")

@@ -131,14 +131,37 @@ def test_init_into_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     assert [path.name for path in taken.iterdir()] == ["thesis.txt"]
 
 
+ELSEWHERE = ("--database", "postgresql+psycopg://lorica@/lorica?host=/run/postgresql")
+
+
+def test_init_of_a_coordinator_without_a_disk_is_one_command(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "new", "s3://lorica/north?endpoint=https://s3.example.org&credentials=/files/s3"
+    words = ("init", folder, "--no-plan", *ELSEWHERE, "--blobs", blobs)
+    inside = run_command(coordinator_main, *words, "--attempt-keys", folder / "state" / "spools")
+    inside.is_refusal(ConfigurationError, "--attempt-keys = ", "name a folder apart from the state folder")
+    assert not folder.exists()
+    done = run_command(coordinator_main, *words, "--attempt-keys", "/mnt/keys")
+    assert done.code == 0, done.err
+    assert "attempt_keys" not in done.out
+    storage = Settings.read(folder / "federation.toml").storage
+    assert (storage.database, storage.blobs, storage.attempt_keys) == (ELSEWHERE[1], blobs, "/mnt/keys")
+    bare = run_command(coordinator_main, "init", tmp_path / "bare", *words[2:])
+    assert "set attempt_keys to a folder that every coordinator sees" in bare.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--federation", "Bad Name"], ["'Bad Name'", "a-z"]),
         (["--host", "not a host"], ["hosts", "not a host", "give one without port"]),
         (["--silos-port", "70000"], ["listen.silos", "70000", "use ADDRESS:PORT"]),
+        (["--blobs", "s3://lorica/x?region=eu-central-1"], ["--blobs s3://lorica/x", "give --database as well"]),
+        (["--attempt-keys", "/keys"], ["--attempt-keys /keys", "give --database as well"]),
+        ([*ELSEWHERE, "--blobs", "file:///x"], ["--blobs is of the kind 'file'", "use s3://BUCKET/PREFIX"]),
+        ([*ELSEWHERE, "--blobs", "s3://lorica/x?endpoint=http://s3.example.org"], ["--blobs", "https"]),
+        ([*ELSEWHERE, "--attempt-keys", "keys"], ["--attempt-keys keys is no path from / on", "give the whole path"]),
     ],
-    ids=["federation", "host", "port"],
+    ids=["federation", "host", "port", "blobs", "keys", "no bucket", "in clear", "no whole path"],
 )
 def test_init_with_values_that_cannot_be(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
     target = tmp_path / "new"

@@ -21,7 +21,7 @@ from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader
 from lorica_coordinator.edges.kept.settled import settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
-from lorica_coordinator.rounds.states import Collecting, Finished, Stopped, course_of
+from lorica_coordinator.rounds.states import Collecting, Finished, Gathering, Stopped, course_of
 from lorica_coordinator.service.records import RoundRow
 from lorica_security.errors import StateError, StorageError
 from silo_wire.messages import Order, Train
@@ -36,7 +36,7 @@ from tests.support.coordinator_service import (
     running,
 )
 from tests.support.s3_server import S3Server, running_moto
-from tests.unit.test_rounds_service import QUIET, attending, is_finished, two_silos, work_together
+from tests.unit.test_rounds_service import QUIET, attending, is_finished, is_train, two_silos, work_together
 
 SCHEDULE = {"rounds": 2, "min_silos": 2}
 BLOCK = 1 << 16
@@ -83,6 +83,13 @@ class Machines:
 
     def folder(self, name: str) -> Path:
         return self.root / name
+
+    def with_another_plan(self, name: str) -> str:
+        """The machine's folder, so that its bucket is not new; the plan's bundle."""
+        other = f"bundles/{'0' * 64}.bundle"
+        (self.folder(name) / other).parent.mkdir(parents=True)
+        (self.folder(name) / other).write_bytes(b"another plan")
+        return other
 
     @asynccontextmanager
     async def leading(self, name: str, *, with_plans: bool = False) -> AsyncIterator[Running]:
@@ -205,6 +212,13 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
     others = [name for name in machines.bucket.names() if "/models/" in name]
     async with machines.leading("second") as coordinator:
         await is_stopped(coordinator)
+        said = f"model {present} of plan kept, from which it goes on, is stored nowhere"
+        standing = await coordinator.service.status()
+        assert standing.detail.startswith(f"stopped: {said}")
+        assert "start another plan with --leave kept" in standing.detail
+        assert coordinator.metric("lorica_phase_failing") == 1
+        assert said in (await coordinator.service.rounds())[-1].detail
+        assert coordinator.metric("lorica_abandoned_rounds_total", cause="model_missing") == 1
         for _ in range(2):
             with pytest.raises(StateError, match=rf"model {present} of plan kept.*is stored nowhere.*--leave kept"):
                 await coordinator.service.start_plan()
@@ -212,10 +226,52 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
 
     machines.bucket.put(index, bytes(content))
     async with machines.leading("third") as coordinator:
+        assert coordinator.metric("lorica_phase_failing") == 1, "until it is started again"
         await coordinator.service.start_plan()
+        assert coordinator.metric("lorica_phase_failing") == 0
         await work_together(coordinator.service, bank, hospital, until=is_finished)
         found = [row for row in rows(await coordinator.service.rounds()) if row[2] == "applied"]
         assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in undisturbed]
+
+
+async def test_no_round_opens_before_its_plan_is_where_another_machine_finds_it(
+    moto: S3Server, made: Path, tmp_path: Path
+) -> None:
+    """The folder has a plan that the bucket lacks; whoever takes over in the first round goes on with it."""
+    bucket = Fallible.at(moto.place("lacks"))
+    machines = Machines(tmp_path, made, bucket)
+    other = machines.with_another_plan("first")
+    async with machines.leading("first", with_plans=True) as coordinator:
+        bank, hospital = await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+    bucket.delete([name for name in bucket.names() if other not in name])
+
+    bucket.refuses = lambda name: True
+    async with machines.leading("first") as coordinator:
+        with pytest.raises(StorageError, match="the bucket is away"):
+            await work_together(coordinator.service, bank, hospital, until=is_train)
+        assert isinstance(coordinator.service._loop.state, Gathering)
+        bucket.refuses = lambda name: False
+        await work_together(coordinator.service, bank, hospital, until=is_train)
+    shutil.rmtree(machines.folder("first"))
+    async with machines.leading("second") as coordinator:
+        await work_together(coordinator.service, bank, hospital, until=is_finished)
+
+
+async def test_a_plan_that_the_bucket_lacks_is_kept_before_a_silo_comes(
+    moto: S3Server, made: Path, tmp_path: Path
+) -> None:
+    bucket = moto.bucket("lacks-too")
+    machines = Machines(tmp_path, made, bucket)
+    other = machines.with_another_plan("first")
+    async with machines.leading("first", with_plans=True) as coordinator:
+        await two_silos(coordinator)
+        await coordinator.service.start_plan("kept")
+    kept = {name for name in bucket.names() if other not in name}
+    bucket.delete(kept)
+    async with machines.leading("first") as coordinator:
+        await asyncio.gather(*coordinator.service._unattended)
+    assert {name.partition("/")[2] for name in bucket.names()} >= {name.partition("/")[2] for name in kept}
 
 
 async def test_without_the_vault_the_round_goes_on_without_that_update(

@@ -66,6 +66,9 @@ def test_a_plan_under_way_that_another_folder_began_is_none_that_is_missing(
     assert outcome == "passed"
     assert said.endswith("is under way: who leads on this folder has it from the bucket")
     assert checked(one, "cohort")[0] == "skipped"
+    outcome, _, said = checked(one, "attempt keys")
+    assert outcome == "notice"
+    assert "goes on with the round without the updates that it had" in said
 
 
 def begun(federation: Federation) -> PlanBundle:

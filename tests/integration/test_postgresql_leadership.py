@@ -484,7 +484,7 @@ def test_who_does_not_lead_only_looks(place: DatabasePlace) -> None:
         with pytest.raises(StorageError, match="it is read-only"):
             looking.transition(IDLE, [], at=T0, now=T0)
     with (
-        pytest.raises(Conflict, match="a coordinator leads on this database: stop it"),
+        pytest.raises(Conflict, match="leads on this database: stop it"),
         Candidate(place).database.engine.begin() as connection,
     ):
         alone(connection)

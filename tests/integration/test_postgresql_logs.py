@@ -41,7 +41,7 @@ from lorica_coordinator.edges.database.sealing.root_seal import RootSeal
 from lorica_coordinator.edges.server.audited import released
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
-from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.edges.upkeep.taken_up import take_up
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.unusable import BudgetSpent
@@ -231,7 +231,7 @@ def test_entries_that_say_something_are_found_newest_first(place: Place) -> None
     for number, groups in ((1, "a, b, c"), (2, "a, b; c, d")):
         log.append(Event.GROUPS_STAND, number=number, digest=f"{number}" * 64, groups=groups)
         log.append(Event.REFUSED, detail=f'"{Event.GROUPS_STAND.value}"')
-    found = newest_groups(log.place)
+    found = newest_groups(newest_told(log.place))
     assert found is not None
     assert (found.number, found.groups) == (2, (("a", "b"), ("c", "d")))
 

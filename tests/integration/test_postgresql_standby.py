@@ -31,6 +31,7 @@ from lorica_coordinator.edges.upkeep.upgrade import upgrade_server
 from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.settings import settings_text
+from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
 from lorica_security.host.process_lock import ProcessLock, stands_by
 from tests.integration.test_postgresql_leadership import Candidate, cut_the_session_that_leads, everything, until_true
@@ -327,6 +328,22 @@ def test_a_command_where_nobody_leads_names_who_does(server: PostgresqlServer, t
             assert found["detail"] == f"process {os.getpid()} stands by: another coordinator leads"
 
 
+def test_an_upgrade_where_another_one_leads_is_refused_and_the_log_tells_of_none(
+    server: PostgresqlServer, tmp_path: Path
+) -> None:
+    federation = Federation(server, initialise(tmp_path / "first"), "wrong_machine")
+    elsewhere = CoordinatorFolder(shutil.copytree(federation.folder.root, tmp_path / "second"))
+    with leading(Coordinator.load(elsewhere)) as leader:
+        audit = leader.audit()
+        audit.append(Event.STARTED)
+        audit.seal()
+        before = len(federation.reading().entries)
+        refused = federation.command("upgrade")
+        refused.is_refusal(Conflict, f"process {os.getpid()} on", "leads on this database: stop it, and those that")
+        federation.command("upgrade", "--to", "0001").is_refusal(ConfigurationError, "is no revision from 0011")
+        assert len(federation.reading().entries) == before
+
+
 # --- stopped at an instant of the adversary's choice
 
 
@@ -528,7 +545,7 @@ def test_nobody_comes_to_lead_while_tables_change(server: PostgresqlServer, tmp_
         assert not second.take()
     assert second.take()
     before = everything(server, place)
-    with pytest.raises(Conflict, match="a coordinator leads on this database"):
+    with pytest.raises(Conflict, match="leads on this database"):
         upgrade_server(upgrade.database, to="0012")
     assert everything(server, place) == before
     assert leads(second)

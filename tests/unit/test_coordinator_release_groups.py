@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
-from lorica_coordinator.edges.upkeep.groups_in_log import newest_groups
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.service.records import EnrolledSilo, Invitation
 from lorica_coordinator.service.release_groups import EarlierGroups, ReleaseGroups
 from lorica_coordinator.service.threads import Threads
@@ -449,13 +449,13 @@ async def test_groups_that_the_log_tells_of_are_waited_for_and_no_first_ones_tak
     log = AuditLog(
         tmp_path / "audit", writer=Identity(FEDERATION, Role.COORDINATOR).uri, key=identity_key("log"), clock=lambda: T0
     )
-    assert newest_groups(log.place) is None
+    assert newest_groups(newest_told(log.place)) is None
     for link in (EVERYBODY, FIRST_HALVES):
         said = "; ".join(", ".join(group) for group in link.partition.groups)
         log.append(Event.GROUPS_STAND, number=link.number, digest=link.digest.hex(), groups=said)
     log.append(Event.SEALED)
     groups = await groups_of(store)
-    groups.stood = newest_groups(log.place)
+    groups.stood = newest_groups(newest_told(log.place))
     assert groups.stood == EarlierGroups(number=2, digest=FIRST_HALVES.digest.hex(), groups=HALVES)
     await groups.propose_first([NAMES], colluders=0)
     assert groups.proposed is None

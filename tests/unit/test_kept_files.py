@@ -20,8 +20,8 @@ from obstore.store import MemoryStore
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, NONCE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import INDEX, KeptFile, ObjectName, is_kept_kind
-from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, newest_term
-from lorica_coordinator.edges.kept.settled import Settled, meanwhile, put_later, settle
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, Listed
+from lorica_coordinator.edges.kept.settled import Settled, meanwhile, settle
 from lorica_coordinator.edges.models.spool_keys import SpoolKeys
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.vectors.kept_files import FOLDER_ALONE, KeptFiles
@@ -562,7 +562,7 @@ def test_the_newest_term_is_that_of_the_files_there_whatever_else_lies_there(
         bucket.put(str(ObjectName(term, MODEL_PATH, INDEX)), b"")
     for number, other in enumerate(others):
         store.put(f"north/{10**9}/x{number}/{other}", b"")
-    assert newest_term(bucket) == max(terms, default=0)
+    assert Listed.of(bucket).term == max(terms, default=0)
 
 
 # --- a folder that is not empty
@@ -649,37 +649,156 @@ def test_keys_are_made_in_no_mount_that_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "mount" / "ab" / "spools" / PLAN / "3-1").is_dir()
 
 
-def test_what_a_bucket_lacks_that_is_not_new_is_put_later_unless_it_was_let_go(place: Makes) -> None:
-    """A folder that led a while ago has models that nobody needs any more: no start waits for them."""
+# --- what no round waits for
+
+
+@pytest.fixture
+def used(place: Makes) -> Place:
+    """In a bucket that is not new, which lacks the files of MODEL_PATH, STATE_PATH and VERDICTS_PATH."""
     first = place(1)
     first.settle()
     first.keep(BUNDLE_PATH, b"bundle")
     old = place(2)
     for path in (MODEL_PATH, STATE_PATH, VERDICTS_PATH):
         old.write(path, path.encode())
-    settled = old.settle()
-    assert settled == Settled(1, 0, (STATE_PATH, VERDICTS_PATH, MODEL_PATH))
-    (old.root / STATE_PATH).unlink()
-    over = threading.Event()
-    put = old.bucket.put
+    assert old.settle() == Settled(1, 0, (STATE_PATH, VERDICTS_PATH, MODEL_PATH))
+    return old
+
+
+def test_what_a_bucket_lacks_that_is_not_new_is_put_aside_unless_it_was_let_go(used: Place, place: Makes) -> None:
+    (used.root / STATE_PATH).unlink()
+    put = used.bucket.put
 
     def let_go_meanwhile(name: str, content: bytes | memoryview) -> None:
         put(name, content)
         if name.endswith(f"{VERDICTS_PATH}/{INDEX}"):
-            (old.root / VERDICTS_PATH).unlink()
+            (used.root / VERDICTS_PATH).unlink()
 
-    old.bucket.put = let_go_meanwhile  # type: ignore[method-assign]
-    put_later(old.kept, old.root, settled.lacking, over, 0)
-    assert old.kept.below(old.root) == {old.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
-    assert {name.split("/", 1)[1].rsplit("/", 1)[0] for name in old.objects} == {BUNDLE_PATH, MODEL_PATH}
+    used.bucket.put = let_go_meanwhile  # type: ignore[method-assign]
+    used.kept.keep_aside((STATE_PATH, VERDICTS_PATH, MODEL_PATH))
+    assert used.kept.below(used.root) == {used.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
+    assert {name.split("/", 1)[1].rsplit("/", 1)[0] for name in used.objects} == {BUNDLE_PATH, MODEL_PATH}
     after = place(3)
     after.settle()
     assert after.files() == {BUNDLE_PATH: b"bundle", MODEL_PATH: MODEL_PATH.encode()}
-    over.set()
-    after.write(STATE_PATH, b"x")
-    put_later(after.kept, after.root, [STATE_PATH], over, 30)
     after.kept.close()
+    after.write(STATE_PATH, b"x")
+    after.kept.keep_aside([STATE_PATH])
     assert after.root / STATE_PATH not in after.kept.below(after.root)
+
+
+def test_one_file_that_cannot_be_put_aside_keeps_no_other_from_it(used: Place) -> None:
+    put = used.bucket.put
+
+    def refuse_one(name: str, content: bytes | memoryview) -> None:
+        if STATE_PATH in name:
+            raise StorageError("the bucket is away")
+        put(name, content)
+
+    used.bucket.put = refuse_one  # type: ignore[method-assign]
+    used.kept.keep_aside((STATE_PATH, MODEL_PATH))
+    assert used.kept.below(used.root) == {used.root / path for path in (BUNDLE_PATH, MODEL_PATH)}
+
+
+class Held:
+    """Of a bucket: puts of objects whose names have `word` wait for `go`; `comes` is set by the first."""
+
+    def __init__(self, place: Place, word: str) -> None:
+        self.comes, self.go, self.names = threading.Event(), threading.Event(), list[str]()
+        self._put, self._word = place.bucket.put, word
+        place.bucket.put = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, name: str, content: bytes | memoryview) -> None:
+        if self._word in name:
+            self.comes.set()
+            assert self.go.wait(10)
+        self.names.append(name)
+        self._put(name, content)
+
+
+def aside(place: Place, *paths: str) -> threading.Thread:
+    thread = threading.Thread(target=place.kept.keep_aside, args=(paths,))
+    thread.start()
+    return thread
+
+
+def test_no_block_is_put_aside_while_a_round_keeps_its_own(used: Place) -> None:
+    used.write(MODEL_PATH, b"m" * 9 * BLOCK)
+    held = Held(used, VERDICTS_PATH)
+    round_of_its_own = threading.Thread(target=used.keep, args=(VERDICTS_PATH, b"verdicts"))
+    round_of_its_own.start()
+    assert held.comes.wait(30)
+    beside = aside(used, MODEL_PATH)
+    beside.join(0.3)
+    assert beside.is_alive()
+    assert held.names == []
+    held.go.set()
+    beside.join(30)
+    round_of_its_own.join(30)
+    assert [VERDICTS_PATH in name for name in held.names] == [True] * 2 + [False] * 10
+    assert used.root / MODEL_PATH in used.kept.below(used.root)
+
+
+def test_blocks_that_are_put_aside_go_one_by_one_before_a_rounds_own(used: Place) -> None:
+    """A round never waits for more than the one that is on its way."""
+    used.write(MODEL_PATH, b"m" * 9 * BLOCK)
+    held = Held(used, f"{MODEL_PATH}/000003")
+    beside = aside(used, MODEL_PATH)
+    assert held.comes.wait(30)
+    used.keep(VERDICTS_PATH, b"verdicts")
+    assert [VERDICTS_PATH in name for name in held.names] == [False] * 3 + [True] * 2
+    held.go.set()
+    beside.join(30)
+    assert len(held.names) == 12
+
+
+@pytest.mark.parametrize("at", ["000000", INDEX])
+def test_a_file_that_a_round_keeps_meanwhile_is_the_rounds(used: Place, place: Makes, at: str) -> None:
+    """What was read of it before is not put over it, nor takes its blocks away."""
+    held = Held(used, f"{VERDICTS_PATH}/{at}")
+    beside = aside(used, VERDICTS_PATH)
+    assert held.comes.wait(30)
+    fresh = used.write(f"{VERDICTS_PATH}.fresh", b"of the round" * 20)
+    fresh.replace(used.root / VERDICTS_PATH)
+    used.bucket.put = held._put  # type: ignore[method-assign]  # only what is on its way is held
+    keeping = threading.Thread(target=used.kept.keep, args=(used.root / VERDICTS_PATH,))
+    keeping.start()
+    keeping.join(0.3)
+    held.go.set()
+    keeping.join(30)
+    beside.join(30)
+    used.kept.forget()
+    after = place(3)
+    after.settle()
+    assert after.files()[VERDICTS_PATH] == b"of the round" * 20
+
+
+def test_a_file_that_a_round_has_kept_is_not_put_once_more_as_it_was(used: Place, place: Makes) -> None:
+    def keep_meanwhile() -> None:
+        used.kept._leader = leader
+        fresh = used.write(f"{VERDICTS_PATH}.fresh", b"of the round" * 20)
+        fresh.replace(used.root / VERDICTS_PATH)
+        used.kept.keep(used.root / VERDICTS_PATH)
+
+    leader = used.kept._leader
+    used.kept._leader = replace(leader, prove=keep_meanwhile)
+    used.kept.keep_aside([VERDICTS_PATH])
+    after = place(3)
+    after.settle()
+    assert after.files()[VERDICTS_PATH] == b"of the round" * 20
+
+
+def test_whoever_waits_for_room_to_put_aside_ends_with_the_leader(used: Place) -> None:
+    held = Held(used, VERDICTS_PATH)
+    keeping = threading.Thread(target=used.keep, args=(VERDICTS_PATH, b"verdicts"))
+    keeping.start()
+    assert held.comes.wait(30)
+    beside = aside(used, MODEL_PATH)
+    threading.Timer(0.1, held.go.set).start()
+    used.kept._aside.close()
+    beside.join(30)
+    keeping.join(30)
+    assert used.root / MODEL_PATH not in used.kept.below(used.root)
 
 
 # --- while folder and bucket are settled

@@ -33,6 +33,7 @@ from lorica_coordinator.rounds.events import (
     SiloLeft,
 )
 from lorica_coordinator.rounds.machine import step
+from lorica_coordinator.rounds.orders import waiting_for
 from lorica_coordinator.rounds.phases.collecting import check_may_commit
 from lorica_coordinator.rounds.states import (
     Aggregating,
@@ -60,6 +61,7 @@ from tests.support.rounds import (
     GATHERING,
     IDLE,
     INITIAL,
+    ONE_OF_EACH_STATE,
     PLAN,
     SIGNATURE,
     STOPPED,
@@ -687,6 +689,19 @@ def test_the_last_round_finishes_the_plan() -> None:
 
 
 # --- the operator
+
+
+@pytest.mark.parametrize("phase", ["gathering", "collecting", "masking", "aggregating", "evaluating"])
+def test_a_plan_that_is_stopped_for_what_is_missing_says_so_until_it_is_started(phase: str) -> None:
+    before = ONE_OF_EACH_STATE[phase]
+    stopped, effects = step(before, PlanStopped(now=T0 + 1, missing="model 7 is gone: bring it back"))
+    assert isinstance(stopped, Stopped)
+    assert waiting_for(stopped).endswith("stopped: model 7 is gone: bring it back")
+    told = [one for one in effects if isinstance(one, RoundAbandoned | EvaluationAbandoned)]
+    assert len(told) == (phase not in ("gathering", "aggregating"))
+    assert {one.reason for one in told} <= {"model 7 is gone: bring it back"}
+    assert {one.cause for one in told if isinstance(one, RoundAbandoned)} <= {Cause.MODEL_MISSING}
+    assert step(stopped, PlanStopped(now=T0 + 2)) == (stopped, ())
 
 
 def test_stopping_a_round_that_collects_abandons_it_and_the_start_takes_the_next_attempt() -> None:

@@ -23,14 +23,25 @@ from lorica_coordinator.commands.command_line import (
 from lorica_coordinator.commands.completion import plan_names
 from lorica_coordinator.commands.plan_commands import DEFAULT_SIZE, assignments, new_plan
 from lorica_coordinator.commands.silo_commands import warn_of
+from lorica_coordinator.edges.check.folder_checks import KEYS_IN_THE_FOLDER
 from lorica_coordinator.edges.check.told_address import leads_to_itself, loopback_alone, own_hosts
 from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
+from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
 from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
-from lorica_coordinator.settings import ENROLMENT_PORT, METRICS_PORT, SILOS_PORT, STATUS_PORT, Settings, settings_text
+from lorica_coordinator.settings import (
+    ENROLMENT_PORT,
+    METRICS_PORT,
+    SILOS_PORT,
+    STATE,
+    STATUS_PORT,
+    Settings,
+    require_apart,
+    settings_text,
+)
 from lorica_security.console.terminal import terminal
 from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, Conflict
@@ -70,6 +81,18 @@ def init(
         str,
         typer.Option(metavar="URL", help="PostgreSQL for the state, postgresql+psycopg://...; else SQLite here."),
     ] = "",
+    blobs: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="Bucket for models and updates, s3://...; with --database. Else this folder alone."
+        ),
+    ] = "",
+    attempt_keys: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder that every coordinator sees, with keys; with --database. Else this folder."
+        ),
+    ] = "",
     authority_key: Annotated[
         str | None,
         typer.Option(metavar="URI", help="pkcs11: URI of the authority's ECDSA key in a token.", show_default=False),
@@ -102,8 +125,7 @@ def init(
             f"--status-token-file {status_token_file} is for a page on another address than {status_host}, where "
             "nobody is asked for a token: give --status-host as well, or leave it out"
         )
-    if database:
-        DatabasePlace.parse(database, None)
+    _require_places(folder, database, blobs, attempt_keys)
     name = federation_name(federation or _name_from(folder.root.name))
     chosen = _values_of_the_plan(values or (), name, with_plan=plan)
     text = settings_text(
@@ -118,6 +140,8 @@ def init(
         status_token_file=str(status_token_file.absolute()) if status_token_file else "",
         this_machine_alone=all(map(leads_to_itself, host)) if host else False,
         database=database,
+        blobs=blobs,
+        attempt_keys=attempt_keys,
     )
     of_authority = None if authority_key is None else tls_key_in_token(authority_key, folder.root)
     own = None if identity_key is None else identity_in_token(identity_key, folder.root)
@@ -138,7 +162,30 @@ def init(
     settings = coordinator.settings
     if not loopback_alone(settings):
         warn_of(settings.public.hosts[0], settings.public_silos_port)
+    if blobs and not attempt_keys:
+        say(KEYS_IN_THE_FOLDER)
     say("next: coordinator invite SILO, for each; then coordinator serve")
+
+
+def _require_places(folder: CoordinatorFolder, database: str, blobs: str, attempt_keys: str) -> None:
+    """Raises ConfigurationError naming the option, by what reads federation.toml, before anything is made."""
+    if database:
+        DatabasePlace.parse(database, None)
+    for option, value in (("--blobs", blobs), ("--attempt-keys", attempt_keys)):
+        if value and not database:
+            raise ConfigurationError(
+                f"{option} {value} is for a state in PostgreSQL, which another coordinator goes on with: give "
+                "--database as well, or leave it out"
+            )
+    if blobs:
+        BucketPlace.parse(blobs, None)
+    if attempt_keys:
+        if not attempt_keys.startswith("/"):
+            raise ConfigurationError(
+                f"--attempt-keys {attempt_keys} is no path from / on: give the whole path, which is the same folder "
+                "for every coordinator"
+            )
+        require_apart(Path(attempt_keys), folder.root / STATE, "--attempt-keys")
 
 
 def _values_of_the_plan(values: Sequence[str], federation: str, *, with_plan: bool) -> dict[str, object]:
@@ -164,7 +211,7 @@ def serve_command(
 ) -> None:
     """Run the coordinator until it is stopped."""
     # Here, not above: making, checking and protecting a federation needs nothing of what serves it.
-    from lorica_coordinator.composition import load_libraries, serve
+    from lorica_coordinator.composition import load_libraries, require_servable, serve
     from lorica_coordinator.edges.telemetry.standing_by import StandingBy
 
     keep_memory_private()
@@ -178,7 +225,7 @@ def serve_command(
         coordinator = Coordinator.load(folder)
         for disk in disks(coordinator):
             ballast.keep(disk)
-        with leading(coordinator, waiting=stand_by) as leader:
+        with leading(coordinator, waiting=stand_by, fit=require_servable) as leader:
             stand_by.end()
             if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
                 plan = ""

@@ -187,8 +187,8 @@ def upgrade(
 ) -> None:
     """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped
     meanwhile."""
+    from lorica_coordinator.edges.upkeep.upgrade import require_to_upgrade, upgrade_server
     from lorica_coordinator.edges.upkeep.upgrade import upgrade as bring_to
-    from lorica_coordinator.edges.upkeep.upgrade import upgrade_server
 
     folder = own_folder(directory)
     settings = Settings.read(folder.settings)
@@ -196,6 +196,8 @@ def upgrade(
     database = settings.state_folder / SQLITE if server is None else server.name
     log_to_stderr("error")
     with ProcessLock(folder.lock, "coordinator"):
+        if server is not None:
+            require_to_upgrade(server, to=to)
         tells = server is None or has_log(server)
         if tells:
             enter_command(folder, "upgrade", to=to)

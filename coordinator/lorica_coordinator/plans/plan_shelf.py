@@ -66,14 +66,18 @@ class PlanShelf:
         """Whether there is a copy, be it whole or not."""
         return self._path(plan).exists()
 
+    def require(self, plan: Digest) -> None:
+        """Raises StateError where there is no copy."""
+        if not self.has(plan):
+            raise StateError(f"plan {plan} {self._missing}")
+
     def bundle(self, plan: Digest) -> PlanBundle:
         """The kept copy; raises StateError where there is none, PlanOfAnotherRelease, IntegrityError when it was
         changed."""
         path = self._path(plan)
+        self.require(plan)
         try:
             raw = path.read_bytes()
-        except FileNotFoundError as error:
-            raise StateError(f"plan {plan} {self._missing}") from error
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         try:

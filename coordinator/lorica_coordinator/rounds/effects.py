@@ -82,6 +82,7 @@ class Cause(Enum):
     """Why an attempt at a round made no model."""
 
     STOPPED = "stopped"
+    MODEL_MISSING = "model_missing"
     REPLACED = "replaced"
     REVOKED = "revoked"
     DECLINED = "declined"

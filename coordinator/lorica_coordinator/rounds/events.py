@@ -49,9 +49,11 @@ class PlanStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStopped:
-    """The operator stops the plan; what was committed for aggregation is kept."""
+    """The operator stops the plan, or `missing` says what it cannot go on without, and the remedy; what was committed
+    for aggregation is kept."""
 
     now: float
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

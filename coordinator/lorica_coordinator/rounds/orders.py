@@ -128,6 +128,8 @@ def _waiting_for(state: State) -> str:
             return f"summing {len(state.updates)} updates"
         case Evaluating():
             return f"{len(state.reports)} of {len(state.cohort)} evaluations in, working: {named(_at_work(state))}"
+        case Stopped(missing=str(missing)) if missing:
+            return f"stopped: {missing}"
         case Stopped():
             return f"stopped by the operator; `coordinator plan start` goes on with plan {state.course.terms.name}"
         case PlanFinished():

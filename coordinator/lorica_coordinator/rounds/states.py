@@ -237,7 +237,7 @@ class Evaluating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """By the operator.
+    """By the operator, or for what `missing` says, with the remedy.
 
     `updates`, or `masked`, are those of an aggregation that was under way: it is done at the start.
     """
@@ -247,6 +247,7 @@ class Stopped:
     opening: Opening
     updates: tuple[CommittedUpdate, ...] = ()
     masked: MaskedSum | None = None
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

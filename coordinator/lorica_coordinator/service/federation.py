@@ -36,7 +36,10 @@ class Federation(ForSilos, ForOperators, ForLookers):
                 opened = await self._desk.opened(course.terms.plan)
                 if not isinstance(self._loop.state, (Finished, Stopped)) and (wrong := self._missing(opened, course)):
                     _log.error("the plan is stopped", plan=course.terms.name, detail=wrong)
-                    self._loop.post_soon(PlanStopped(now=self._loop.now()))
+                    self._loop.post_soon(PlanStopped(now=self._loop.now(), missing=wrong))
+                else:
+                    self._unattended.add(soon := asyncio.create_task(self._keep_plan_soon(course)))
+                    soon.add_done_callback(self._unattended.discard)
             except PlanOfAnotherRelease as error:
                 if not isinstance(self._loop.state, (Finished, Stopped)):
                     raise

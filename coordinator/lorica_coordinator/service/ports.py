@@ -63,6 +63,9 @@ class PlanShelf(Protocol):
         """The kept copy; raises StateError when this digest was never compiled, PlanOfAnotherRelease, IntegrityError
         when it was changed."""
 
+    def keep(self, bundle: PlanBundle) -> None:
+        """Have a copy that outlasts the folder. Raises StorageError."""
+
 
 class ModelStore(Protocol):
     """The models of one plan, with the server optimizer's state that belongs to each."""
@@ -74,6 +77,9 @@ class ModelStore(Protocol):
         """
 
     def exists(self, model: Digest) -> bool: ...
+
+    def keep(self, model: Digest) -> None:
+        """Have all of a model that is stored outlast the folder. Raises StorageError."""
 
     def manifest(self, model: Digest) -> Manifest:
         """Raises StorageError when the model is not stored."""

@@ -163,10 +163,11 @@ class LogFiles:
     def lines(self) -> Iterator[Line]:
         return lines(self.folder)
 
-    def telling(self, text: str) -> Iterator[Line]:
+    def telling(self, *texts: str) -> Iterator[Line]:
+        wanted = [text.encode() for text in texts]
         for path in reversed(segments(self.folder)):
             content, _ = _whole_lines(path)
-            yield from (line for line in reversed(content) if text.encode() in line.content)
+            yield from (line for line in reversed(content) if any(text in line.content for text in wanted))
 
     def in_tries(self, work: Callable[[], R]) -> R:
         """Who would add waits for the lock: nothing is tried again."""

@@ -48,8 +48,8 @@ class LogPlace(Protocol):
     def lines(self) -> Iterator[Line]:
         """Every whole line, oldest first; IntegrityError where one is seen to be missing."""
 
-    def telling(self, text: str) -> Iterator[Line]:
-        """The whole lines that have `text` somewhere, newest first."""
+    def telling(self, *texts: str) -> Iterator[Line]:
+        """The whole lines that have one of `texts` somewhere, newest first."""
 
     def alone(self) -> AbstractContextManager[LogEnd]:
         """Raises IntegrityError for an end that is not as a writer left it: it is not added to."""

@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 from datetime import UTC, datetime
+from typing import Final
 
 from cryptography import x509
 
@@ -102,6 +103,13 @@ def _loaded(found: Found) -> KeyStore:
             f"federation = {found.settings.federation!r}, the authority is of {keys.federation!r}",
         )
     return keys
+
+
+KEYS_IN_THE_FOLDER: Final = (
+    "[storage] blobs is set, and attempt_keys is not: without this folder a coordinator elsewhere goes on with the "
+    "round without the updates that it had, tries a masked round again or leaves it where silos revealed shares, and "
+    "does not see that the database was put back; set attempt_keys to a folder that every coordinator sees"
+)
 
 
 def bucket(found: Found) -> str:

@@ -13,6 +13,7 @@ from lorica_coordinator.edges.database.postgresql.place import DatabasePlace
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.database.round_tables import TABLES_VERSION
 from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_told
 from lorica_coordinator.edges.upkeep.taken_up import check_newest
 from lorica_coordinator.plans.forecast import require_worth
 from lorica_coordinator.plans.plan_folder import PLAN_FILE, compile_plan
@@ -65,7 +66,7 @@ def _in_postgresql(found: Found) -> str:
             log = log_of(settings, file, found.ground.folder.audit, key=key.public_key())
             check_newest(log, release_rows(settings, file, key))
             with meaning(Mistake.KEYS_OLDER.value, ConfigurationError):
-                require_newest(log, found.keys.authorities, found.ground.folder.keys)
+                require_newest(newest_told(log), found.keys.authorities, found.ground.folder.keys)
         return f"{store.place.name} answers; enrolled: {len(found.silos)}"
 
 

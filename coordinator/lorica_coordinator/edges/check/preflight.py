@@ -57,7 +57,10 @@ def preflight(ground: Ground) -> Sequence[Check]:
     run("certificates", folder_checks.certificates, unless=no_keys)
     no_state = "" if found.settings.state_folder.is_dir() else "there is no state folder"
     database = run("state database", plan_checks.database, unless=no_state)
-    if found.settings.storage.blobs:
+    storage = found.settings.storage
+    if storage.database and storage.blobs and not storage.attempt_keys:
+        checks.notice("attempt keys", folder_checks.KEYS_IN_THE_FOLDER)
+    if storage.blobs:
         run("bucket", folder_checks.bucket)
     run("clock", folder_checks.clock, unless=no_keys)
     run("address", address_checks.addresses)

@@ -40,13 +40,13 @@ def open_store(
     settings: Settings, file: Path, federation: FederationName, leadership: Leadership | None = None, *, identity: str
 ) -> SqlRoundStore:
     """`file` is what `settings` were read from; `identity`: the coordinator's public identity key in hexadecimal. In
-    PostgreSQL who has no `leadership` only looks.
+    PostgreSQL who has no `leadership`, or no term yet, only looks.
 
     Raises ConfigurationError, StorageError naming the database.
     """
     if (server := server_of(settings, file)) is None:
         return SqlRoundStore(settings.state_folder / SQLITE, federation)
-    if leadership is None:
+    if leadership is None or not leadership.term:
         return SqlRoundStore(server, federation, key_vault(settings, identity), read_only)
     return SqlRoundStore(server, federation, key_vault(settings, identity, leadership.term), leadership.fence)
 
@@ -93,8 +93,8 @@ def log_of(
     key: Ed25519PublicKey | None = None,
     beside_leader: bool = False,
 ) -> LogPlace:
-    """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership` only looks, or adds
-    to it `beside_leader`. `key` is the coordinator's identity key, without which lines are read alone.
+    """The coordinator's audit log, whose folder is `audit`. In PostgreSQL who has no `leadership`, or no term yet, only
+    looks, or adds to it `beside_leader`. `key` is the coordinator's identity key, without which lines are read alone.
 
     Raises ConfigurationError.
     """
@@ -130,7 +130,7 @@ def _shared_newest(settings: Settings, identity: str, name: str) -> SharedNewest
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
     if leadership is not None:
-        return leadership.database, leadership.fence
+        return leadership.database, leadership.fence if leadership.term else read_only
     return server_of(settings, file), read_only
 
 

@@ -20,6 +20,7 @@ from lorica_security.daemon.listen_address import is_loopback
 from lorica_security.errors import ConfigurationError, StorageError
 
 _KEY: Final = "[storage] blobs"
+_OPTION: Final = "--blobs"
 _LIKE: Final = "s3://BUCKET/PREFIX?endpoint=https://HOST&credentials=/PATH, or s3://BUCKET/PREFIX?region=REGION for AWS"
 _PARAMETERS: Final = ("endpoint", "region", "credentials", "root")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -66,9 +67,10 @@ class BucketPlace:
         return self.endpoint.startswith("http://")
 
     @classmethod
-    def parse(cls, text: str, settings: Path) -> "BucketPlace":
-        """What `text` in the file `settings` means. Raises ConfigurationError with the remedy."""
-        where = f"{settings}: {_KEY}"
+    def parse(cls, text: str, settings: Path | None) -> "BucketPlace":
+        """What `text` in the file `settings`, or on a command line, means. Raises ConfigurationError with the
+        remedy."""
+        where = f"{settings}: {_KEY}" if settings else _OPTION
         try:
             url = urlsplit(text)
         except ValueError as error:

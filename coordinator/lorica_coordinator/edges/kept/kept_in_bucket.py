@@ -8,15 +8,19 @@ after its blocks and deleted before them, so what an index names is there.
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+import structlog
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from lorica_coordinator.edges.kept.aside import Aside, LeftOut
 from lorica_coordinator.edges.kept.block_cipher import MORE_BYTES, BlockCipher
 from lorica_coordinator.edges.kept.bucket import Bucket, Called
 from lorica_coordinator.edges.kept.kept_file import (
@@ -29,15 +33,17 @@ from lorica_coordinator.edges.kept.kept_file import (
     is_encrypted,
     is_kept_kind,
 )
-from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.errors import IntegrityError, LoricaError, StorageError
 from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
 from lorica_security.identity import identity_key
 
 R = TypeVar("R")
+_ForEach = Callable[[Iterable[int], Callable[[int], Any]], list[Any]]
+_log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 4
-"""Blocks on their way, and in memory, whatever the number of files."""
+"""Blocks on their way, and in memory, whatever the number of files; and one of what is put aside."""
 _PIECE_BYTES: Final = 256 << 10
 """Read and digested together: as much as stays in a core's own cache."""
 WORK: Final = "bringing"
@@ -58,10 +64,20 @@ class Leader:
         return identity_key.sign(self.identity, domain=domain.encode(), payload=statement)
 
 
-def newest_term(bucket: Bucket) -> int:
-    """The latest that has files in `bucket`; 0 where none has. Who can write there chooses it. Raises StorageError."""
-    found = map(ObjectName.parse, bucket.names())
-    return max((one.term for one in found if one is not None), default=0)
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The latest term that has files in a bucket, 0 where none has, and the paths of those that have an index. Who can
+    write there chooses both."""
+
+    term: int = 0
+    paths: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> Self:
+        """Raises StorageError."""
+        found = [one for one in map(ObjectName.parse, bucket.names()) if one is not None]
+        paths = frozenset(one.path for one in found if one.part == INDEX)
+        return cls(max((one.term for one in found), default=0), paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +119,7 @@ class KeptInBucket:
         self._marks: dict[str, FileMark] = {}
         self._unneeded: set[ObjectName] = set()
         self._lock = threading.Lock()  # over what is known
+        self._aside = Aside()
         self._deleting = threading.Lock()
         self._workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bucket")
         self._memory = _Memory()
@@ -116,6 +133,7 @@ class KeptInBucket:
         self._bucket.called = called
 
     def close(self) -> None:
+        self._aside.close()
         self._workers.shutdown(cancel_futures=True)
 
     def look(self) -> None:
@@ -139,8 +157,9 @@ class KeptInBucket:
     # --- KeptFiles
 
     def keep(self, *paths: Path) -> None:
-        for path in paths:
-            self._keep(path)
+        with self._aside.gives_way([self._relative(path) for path in paths]):
+            for path in paths:
+                self._keep(path, self._for_each)
 
     def forget(self, *paths: Path) -> None:
         with self._lock:
@@ -149,6 +168,22 @@ class KeptInBucket:
                     self._unneeded |= self._objects.pop(kept)
                     self._marks.pop(kept, None)
         self._delete_unneeded()
+
+    def keep_aside(self, paths: Sequence[str]) -> None:
+        """Keep files that no round waits for, by their paths below the state folder; until `close`. One that is kept
+        or let go meanwhile is left out, and one that cannot be kept is told of in the log."""
+        self._aside.add(paths)
+        for path in paths:
+            file = self._root / path
+            try:
+                if file.exists():
+                    self._keep(file, partial(self._aside.for_each, path), self._aside.ending(path))
+                    if not file.exists():
+                        self.forget(file)
+            except LeftOut:
+                continue
+            except LoricaError as error:
+                _log.warning("what the bucket lacks cannot be put", file=path, error=str(error))
 
     def below(self, folder: Path) -> frozenset[Path]:
         with self._lock:
@@ -250,7 +285,7 @@ class KeptInBucket:
 
     # --- into the bucket
 
-    def _keep(self, path: Path) -> None:
+    def _keep(self, path: Path, for_each: _ForEach, ending: AbstractContextManager[None] | None = None) -> None:
         relative = self._relative(path)
         if not is_kept_kind(relative):
             raise StorageError(f"{path} is none of the files that are kept: it is not put into {self.name}")
@@ -264,7 +299,7 @@ class KeptInBucket:
                 if self._marks.get(relative) == mark:
                     return
             count = -(-mark.size // self._block_bytes)
-            digests = self._for_each(range(count), lambda number: self._put_block(relative, descriptor, number, mark))
+            digests = for_each(range(count), lambda number: self._put_block(relative, descriptor, number, mark))
             if FileMark.of(descriptor) != mark:
                 raise StorageError(f"{path} was written while it was put into {self.name}: it is put again")
         except OSError as error:
@@ -281,15 +316,16 @@ class KeptInBucket:
             blocks=tuple(digests),
         )
         leader.prove()
-        self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
-        named = {kept.index, *(kept.block(number) for number in range(count))}
-        with self._lock:
-            objects = self._objects.setdefault(relative, set())
-            objects.add(ObjectName(leader.term, relative, INDEX))
-            former = {one for one in objects if one.term == leader.term and str(one) not in named}
-            objects -= former
-            self._unneeded |= former
-            self._marks[relative] = mark
+        with ending or nullcontext():
+            self._put(ObjectName(leader.term, relative, INDEX), kept.to_bytes(leader.sign))
+            named = {kept.index, *(kept.block(number) for number in range(count))}
+            with self._lock:
+                objects = self._objects.setdefault(relative, set())
+                objects.add(ObjectName(leader.term, relative, INDEX))
+                former = {one for one in objects if one.term == leader.term and str(one) not in named}
+                objects -= former
+                self._unneeded |= former
+                self._marks[relative] = mark
 
     def _put_block(self, path: str, descriptor: int, number: int, mark: FileMark) -> str:
         begin = number * self._block_bytes

@@ -4,17 +4,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
-from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, Seen, newest_term
-from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, put_later, settle
+from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, Listed, Seen
+from lorica_coordinator.edges.kept.settled import HasKey, meanwhile, probe, settle
 from lorica_coordinator.settings import Settings
 from lorica_security.errors import ConfigurationError
-
-PUT_AFTER_S: Final = 60.0
-"""When a service that has started has let go of what it needs no more."""
 
 
 def bucket_place(settings: Settings, file: Path) -> BucketPlace:
@@ -27,11 +23,14 @@ def bucket_place(settings: Settings, file: Path) -> BucketPlace:
     return BucketPlace.parse(settings.storage.blobs, file)
 
 
-def newest_kept_term(settings: Settings, file: Path) -> int:
-    """The latest term that has files in the bucket; 0 without a bucket. Raises ConfigurationError, StorageError."""
+def kept_so_far(settings: Settings, file: Path) -> Listed:
+    """What the bucket has, once it was seen to take, give back and list something; nothing without a bucket. Raises
+    ConfigurationError, StorageError."""
     if not settings.storage.blobs:
-        return 0
-    return newest_term(Bucket.at(bucket_place(settings, file)))
+        return Listed()
+    bucket = Bucket.at(bucket_place(settings, file))
+    probe(bucket)
+    return Listed.of(bucket)
 
 
 @contextmanager
@@ -49,20 +48,17 @@ def kept_in_bucket(
     `every_s` seconds, and `went_on` when the bucket has done something."""
     bucket = Bucket.at(bucket_place(settings, file))
     bucket.called = lambda call, size, seconds, failed: None if failed else went_on()
-    root, over = settings.state_folder, threading.Event()
+    root = settings.state_folder
     kept = KeptInBucket(root, bucket, leader, seen=seen)
-    later: threading.Thread | None = None
+    aside: threading.Thread | None = None
     try:
         with meanwhile(beat, every_s):
-            probe(bucket)
             settled = settle(kept, root, has_key)
         if settled.lacking:
-            arguments = (kept, root, settled.lacking, over, PUT_AFTER_S)
-            later = threading.Thread(target=put_later, args=arguments, name="puts later")
-            later.start()
+            aside = threading.Thread(target=kept.keep_aside, args=(settled.lacking,), name="puts aside")
+            aside.start()
         yield kept
     finally:
-        over.set()
         kept.close()
-        if later is not None:
-            later.join()
+        if aside is not None:
+            aside.join()

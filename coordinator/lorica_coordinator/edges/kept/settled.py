@@ -1,16 +1,16 @@
 """A leader's first deed: the folder and the bucket come to hold the same, before anything is read or written.
 
 What the bucket has is brought where the folder lacks it or has something else: another leader may have written since
-this folder was last used. What the folder has and the bucket lacks is put: at once where the bucket is new, else
-later, since most of it may be of an earlier time, and be deleted by then. Of updates on their way in, those alone whose
-key is still there: nobody can read the others.
+this folder was last used. What the folder has and the bucket lacks is put: before anything else where the bucket is
+new, else beside the rounds, since most of it may be of an earlier time, and be deleted soon. Of updates on their way
+in, those alone whose key is still there: nobody can read the others.
 """
 
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,24 +71,6 @@ def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
     put, later = (len(lacking), 0) if not paths else (0, len(lacking))
     _log.info("the state folder and the bucket are settled", bucket=kept.name, brought=brought, put=put, later=later)
     return Settled(brought, put, tuple(lacking) if paths else ())
-
-
-def put_later(kept: KeptInBucket, root: Path, lacking: Sequence[str], over: threading.Event, after_s: float) -> None:
-    """What a bucket that is not new lacks is put after `after_s` seconds, if it is there still; until `over`."""
-    if over.wait(after_s):
-        return
-    for path in lacking:
-        file = root / path
-        try:
-            if not over.is_set() and file.exists():
-                kept.keep(file)
-                if not file.exists():  # it was let go meanwhile
-                    kept.forget(file)
-        except LoricaError as error:
-            _log.warning("what the bucket lacks cannot be put", file=path, error=str(error))
-        except (CancelledError, RuntimeError):  # its workers were stopped
-            if not over.is_set():
-                raise
 
 
 def turn_of(path: str) -> int:

@@ -122,7 +122,7 @@ class ModelStore:
         published = self._imported()
         if published is None or not self.exists(published):
             published = self._import()
-        self._keep(published)
+        self.keep(published)
         return published
 
     def exists(self, model: Digest) -> bool:
@@ -187,7 +187,7 @@ class ModelStore:
         with self._work_folder() as work:
             manifest = self._write(work, slabs, slots=tuple(slots), steps=steps)
             self._publish(work, manifest, with_state=True)
-        self._keep(manifest.digest)
+        self.keep(manifest.digest)
         return manifest.digest
 
     def retain(self, models: Set[Digest]) -> None:
@@ -233,7 +233,7 @@ class ModelStore:
         below = (path.relative_to(self._folder).parts[0] for path in self._kept.below(self._folder))
         return frozenset(self._folder / part for part in below)
 
-    def _keep(self, model: Digest) -> None:
+    def keep(self, model: Digest) -> None:
         """Have all of a model outlast the folder; its parameters last, as they appear last."""
         state, initial = self._state_folder(model), self._folder / INITIAL
         parts = (*sorted(state.glob(f"*{_SLOT}")), state / "state.json", initial)

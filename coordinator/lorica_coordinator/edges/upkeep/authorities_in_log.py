@@ -5,17 +5,17 @@ one would issue is of an authority that the federation has left behind.
 A folder may be one step ahead, for the entry follows the step, and a crash may come between.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lorica_coordinator.edges.keys.authorities import Authorities, Stage
+from lorica_coordinator.edges.upkeep.newest_in_log import Told
 from lorica_coordinator.service.issued import AuthorityStanding
-from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.audit.entry import Entry, Event
 from lorica_security.errors import ConfigurationError
-from lorica_security.on_disk.log_place import LogPlace
 
-_MARK = f'"{Event.AUTHORITY_CHANGED.value}"'
 _STAGE, _DIGEST = "is_", "certificate_"
 _ORDER: Final = tuple(stage.value for stage in (Stage.SUCCESSOR, Stage.ISSUING, Stage.TRUSTED))
 _ACTIVATED = {Stage.SUCCESSOR.value: Stage.ISSUING.value, Stage.ISSUING.value: Stage.TRUSTED.value}
@@ -39,30 +39,20 @@ def told(standings: tuple[AuthorityStanding, ...]) -> dict[str, str]:
     }
 
 
-def require_newest(audit: LogPlace, authorities: Authorities, keys: Path) -> None:
-    """Raises ConfigurationError where the folder `keys` has neither what the log tells of last nor one step more.
-    Raises IntegrityError or StorageError naming where the log is."""
-    if (entry := newest_told(audit)) is not None:
-        require_told(entry, authorities, keys, where=audit.where)
+def require_newest(told: Mapping[Event, Told], authorities: Authorities, keys: Path) -> None:
+    """Raises ConfigurationError where the folder `keys` has neither what the log tells of last nor one step more."""
+    if (newest := told.get(Event.AUTHORITY_CHANGED)) is not None:
+        require_told(newest, authorities, keys)
 
 
-def newest_told(audit: LogPlace) -> Entry | None:
-    """The entry that tells of authorities last."""
-    for line in audit.telling(_MARK):
-        entry = entry_from_line(line.content, line.where)
-        if entry.event is Event.AUTHORITY_CHANGED:
-            return entry
-    return None
-
-
-def require_told(entry: Entry, authorities: Authorities, keys: Path, *, where: str, cut: bool = False) -> None:
-    """As `require_newest`, of one entry. `cut`: what came after it is lost, so the folder may be many steps ahead."""
-    last, here = _told_by(entry), _here(authorities)
+def require_told(newest: Told, authorities: Authorities, keys: Path, *, cut: bool = False) -> None:
+    """As `require_newest`. `cut`: what came after that entry is lost, so the folder may be many steps ahead."""
+    last, here = _told_by(newest.entry), _here(authorities)
     if not all(one.digest for one in last):
         here = {_Seen(one.name, one.stage, "") for one in here}
     if here != last and not (_went_on(last, here) if cut else _one_step(last, here)):
         raise ConfigurationError(
-            f"{keys} has other authorities than entry {entry.sequence} of the log tells of ({where}): "
+            f"{keys} has other authorities than entry {newest.entry.sequence} of the log tells of ({newest.where}): "
             f"here {_said(here)}; there {_said(last)}: a coordinator with a folder of its own has changed "
             f"them since; copy all of its keys/ to {keys}, and start again"
         )

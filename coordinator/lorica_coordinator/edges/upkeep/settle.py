@@ -27,9 +27,10 @@ from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRow
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
-from lorica_coordinator.edges.upkeep.authorities_in_log import in_words, newest_told, require_told, tells_of
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_words, require_told, tells_of
 from lorica_coordinator.edges.upkeep.authorities_in_log import told as tell
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of, unsigned_in
+from lorica_coordinator.edges.upkeep.newest_in_log import Told, newest_told
 from lorica_coordinator.edges.upkeep.restore import close_plans
 from lorica_coordinator.edges.upkeep.taken_up import (
     go_on_from_folder,
@@ -99,8 +100,7 @@ def settle(
     go_on_from_folder(place, kept, audit, releases)
     since = lost = None
     if log is None:
-        told = newest_told(place)
-        where = place.where
+        told = newest_told(place).get(Event.AUTHORITY_CHANGED)
     else:
         reading, known = _newer(log, place, audit)
         lost = _lost(place, reading, known)
@@ -109,9 +109,9 @@ def settle(
                 f"{log} {_why(lost)}: who was revoked in between would be let in again; give a newer copy, or "
                 "--without-rest where there is none"
             )
-        told, where = _authorities_told_of(reading), str(log)
+        told = _authorities_told_of(reading, str(log))
     if told is not None:
-        require_told(told, keys.authorities, keys.folder, where=where, cut=log is None or lost is not None)
+        require_told(told, keys.authorities, keys.folder, cut=log is None or lost is not None)
     if log is not None:
         since = catch_up(place.rows.transaction(), federation, reading, known)
     close_plans(
@@ -135,7 +135,8 @@ def settle(
     audit.append(Event.OPERATOR_COMMAND, command="settle", **particulars_of(since, ledger=ledger is not None))
     tell_closed(audit, releases)
     authorities = ""
-    if (newest := newest_told(place)) is not None and not tells_of(newest, keys.authorities):
+    newest = newest_told(place).get(Event.AUTHORITY_CHANGED)
+    if newest is not None and not tells_of(newest.entry, keys.authorities):
         audit.append(Event.AUTHORITY_CHANGED, **tell(keys.authorities.standings()))
         authorities = in_words(keys.authorities)
     for rows in (place.rows, kept.rows):
@@ -177,11 +178,11 @@ def _newest_release(kept: ReleaseRows) -> Release | None:
     return release_of(known[-1].content, kept.rows.where) if known else None
 
 
-def _authorities_told_of(newer: Reading) -> Entry | None:
+def _authorities_told_of(newer: Reading, where: str) -> Told | None:
     """By the last entry that somebody signed."""
     unsigned = unsigned_in(newer)
     signed = [one for one in newer.of(Event.AUTHORITY_CHANGED) if not any(one.sequence in some for some in unsigned)]
-    return signed[-1] if signed else None
+    return Told(signed[-1], where) if signed else None
 
 
 def _newer(log: Path, place: LogRows, audit: AuditLog) -> tuple[Reading, int]:

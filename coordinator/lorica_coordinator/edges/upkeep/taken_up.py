@@ -43,6 +43,18 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
             rows.remember(newest)
 
 
+def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:
+    """What `take_up` refuses, as far as that shows before anybody leads: nothing is written. Raises as it does."""
+    log, kept = audit.place, releases.kept
+    if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
+        return
+    check_newest(log, kept)
+    if log.rows.last(1):  # else what the folder has is taken over first
+        audit.head()
+        require_every_release(log, releases)
+        _require_every_closing(log, releases)
+
+
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
     """Raises IntegrityError where rows are behind what is known of them outside, or others; of files nothing is."""
     if isinstance(log, LogRows) and isinstance(kept, ReleaseRows):

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lorica_coordinator.edges.database.database_copy import copy_database
-from lorica_coordinator.edges.database.postgresql.leadership import alone
+from lorica_coordinator.edges.database.postgresql.leadership import alone, require_nobody_leads
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
 from lorica_coordinator.edges.database.sqlite_database import database_engine
@@ -45,8 +45,7 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
     Raises ConfigurationError for a revision that this release does not know, StorageError naming the file and the
     remedy.
     """
-    if not (to.isdecimal() and FIRST_REVISION <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
-        raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_REVISION} to {TABLES_REVISION}")
+    _require_revision(to, FIRST_REVISION)
     if not path.is_file():
         raise StorageError(f"{path} is missing: restore it from a backup, or correct `state` of federation.toml")
     with in_transaction(path) as connection:
@@ -65,14 +64,25 @@ def upgrade(path: Path, *, now: datetime, to: str = TABLES_REVISION) -> Upgraded
     return Upgraded(before, to, copied)
 
 
+def require_to_upgrade(database: PostgresqlDatabase, *, to: str) -> None:
+    """What `upgrade_server` refuses before it changes anything, while nothing tells of it in the log. Raises as it
+    does."""
+    _require_revision(to, FIRST_IN_POSTGRESQL)
+    try:
+        with database.engine.begin() as connection:
+            database.require_fit(connection)
+            require_nobody_leads(connection)
+    except SQLAlchemyError as error:
+        raise database.failed(error) from error
+
+
 def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -> Upgraded:
     """The same in PostgreSQL, in one transaction, which nobody leads in and which ends the term of whoever led; a copy
     is the server's own tools' to make.
 
     Raises ConfigurationError, Conflict where a coordinator leads, StorageError naming the database.
     """
-    if not (to.isdecimal() and FIRST_IN_POSTGRESQL <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
-        raise ConfigurationError(f"--to {to[:40]!r} is no revision from {FIRST_IN_POSTGRESQL} to {TABLES_REVISION}")
+    _require_revision(to, FIRST_IN_POSTGRESQL)
 
     def once() -> Upgraded:
         try:
@@ -91,6 +101,11 @@ def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -
         return Upgraded(before, to, None)
 
     return database.in_tries(once)
+
+
+def _require_revision(to: str, first: str) -> None:
+    if not (to.isdecimal() and first <= to <= TABLES_REVISION and len(to) == len(TABLES_REVISION)):
+        raise ConfigurationError(f"--to {to[:40]!r} is no revision from {first} to {TABLES_REVISION}")
 
 
 def migrate(connection: Connection, to: str) -> None:

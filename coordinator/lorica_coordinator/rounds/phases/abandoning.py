@@ -49,7 +49,7 @@ def lose(state: Masking | Aggregating | Stopped, *, asked: bool, now: float) -> 
     if opening is None:
         return Finished(course=state.course), records
     if isinstance(state, Stopped):
-        return Stopped(course=state.course, opening=opening), records
+        return Stopped(course=state.course, opening=opening, missing=state.missing), records
     after, effects = gather(state.course, opening, started=True, now=now)
     return after, (*records, *effects)
 

@@ -127,35 +127,42 @@ def _check_start(state: Running, event: PlanStarted) -> None:
 
 def stop_gathering(state: Gathering, event: PlanStopped) -> Step:
     """Stop before a round is open."""
-    return Stopped(course=state.course, opening=state.opening), ()
+    return Stopped(course=state.course, opening=state.opening, missing=event.missing), ()
 
 
 def stop_collecting(state: Collecting, event: PlanStopped) -> Step:
     """Stop, and give up the attempt: the round is tried again."""
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.TRAINING)
-    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
-    return Stopped(course=state.course, opening=opening), (abandoned, DiscardUpdates(key=state.key))
+    return Stopped(course=state.course, opening=opening, missing=event.missing), _stopped(state, event)
 
 
 def stop_masking(state: Masking, event: PlanStopped) -> Step:
     """Stop, and give up the attempt: silos may have answered for its round."""
-    abandoned = RoundAbandoned(key=state.key, cause=Cause.STOPPED, reason=STOP_REASON)
     opening = after_masking(state)
-    after = Finished(course=state.course) if opening is None else Stopped(course=state.course, opening=opening)
-    return after, (abandoned, DiscardUpdates(key=state.key))
+    if opening is None:
+        return Finished(course=state.course), _stopped(state, event)
+    return Stopped(course=state.course, opening=opening, missing=event.missing), _stopped(state, event)
+
+
+def _stopped(state: Collecting | Masking, event: PlanStopped) -> tuple[Effect, ...]:
+    """The attempt under way is given up."""
+    cause = Cause.MODEL_MISSING if event.missing else Cause.STOPPED
+    abandoned = RoundAbandoned(key=state.key, cause=cause, reason=event.missing or STOP_REASON)
+    return abandoned, DiscardUpdates(key=state.key)
 
 
 def stop_aggregating(state: Aggregating, event: PlanStopped) -> Step:
     """Stop, and keep what was being summed for the next start."""
     opening = Opening(round=state.round, attempt=state.attempt, task=Task.TRAINING)
-    return Stopped(course=state.course, opening=opening, updates=state.updates, masked=state.masked), ()
+    kept = Stopped(course=state.course, opening=opening, updates=state.updates, masked=state.masked)
+    return replace(kept, missing=event.missing), ()
 
 
 def stop_evaluating(state: Evaluating, event: PlanStopped) -> Step:
     """Stop, and give up the evaluation: it is made again."""
     opening = Opening(round=state.round, attempt=state.attempt + 1, task=Task.EVALUATION)
-    abandoned = EvaluationAbandoned(key=state.key, reason=STOP_REASON)
-    return Stopped(course=state.course, opening=opening), (abandoned,)
+    abandoned = EvaluationAbandoned(key=state.key, reason=event.missing or STOP_REASON)
+    return Stopped(course=state.course, opening=opening, missing=event.missing), (abandoned,)
 
 
 def stop_stopped(state: Stopped, event: PlanStopped) -> Step:

@@ -68,7 +68,8 @@ def _without_in_what_was_stopped(state: Stopped, event: SiloRevoked) -> Step:
     if len(updates) >= state.course.terms.quorum(opening.round):
         return replace(state, updates=updates), (dropped,)
     abandoned = RoundAbandoned(key=key, cause=Cause.REVOKED, reason=f"silo {event.silo} was {event.reason}")
-    after = Stopped(course=state.course, opening=replace(opening, attempt=opening.attempt + 1))
+    again = replace(opening, attempt=opening.attempt + 1)
+    after = Stopped(course=state.course, opening=again, missing=state.missing)
     return after, (dropped, abandoned, DiscardUpdates(key=key))
 
 

@@ -1,9 +1,9 @@
 """What an operator may have the coordinator do: plans, access, tidying."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lorica_coordinator.rounds.events import PlanOffered, PlanPaused, PlanResumed, PlanStarted, PlanStopped, SiloRevoked
 from lorica_coordinator.rounds.orders import waiting_for
@@ -55,13 +55,6 @@ class ForOperators(FederationParts):
         # A thread cannot be stopped: when whoever asked goes away in the middle, no plan begins before it has ended all
         # the same.
         return await self._to_its_end(self._collect_garbage(collect))
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Also where whoever waits for it goes away."""
-        under_way = asyncio.create_task(work)
-        self._unattended.add(under_way)
-        under_way.add_done_callback(self._unattended.discard)
-        return await asyncio.shield(under_way)
 
     async def _collect_garbage(self, collect: Callable[[PresentPlan], T]) -> T:
         async with self._choosing:

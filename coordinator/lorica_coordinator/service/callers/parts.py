@@ -2,7 +2,10 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
 
 from lorica_coordinator.rounds.events import GroupsChanged
 from lorica_coordinator.rounds.states import Course, course_of, groups_of
@@ -32,10 +35,13 @@ from lorica_coordinator.service.transfers.chunk_cache import ChunkCache
 from lorica_coordinator.service.transfers.receipts import Receipts
 from lorica_coordinator.service.transfers.uploads import Uploads
 from lorica_coordinator.service.views.pulse import pulse
-from lorica_security.errors import WrongTime
+from lorica_security.errors import LoricaError, WrongTime
 from lorica_security.identifiers import FederationName, SiloName
 from silo_wire.canonical import Digest
 from silo_wire.statements import MODEL_DOMAIN, model_statement
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 
 
 class FederationParts:
@@ -85,6 +91,9 @@ class FederationParts:
         self._announced: dict[SiloName, bytes] = {}
         """The digest of each silo's newest advertisement: one that does not remember it has lost its memory."""
         self._choosing = asyncio.Lock()  # which plan is the present one
+        self._keeping = asyncio.Lock()
+        self._kept: Digest | None = None
+        """The plan that was found to outlast the folder; what its rounds make is kept as they make it."""
         self._unattended: set[asyncio.Task[Any]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
         self._uploads = Uploads(
@@ -152,6 +161,32 @@ class FederationParts:
             under_way = "none" if course is None else course.terms.plan
             raise WrongTime(f"plan {plan} is not under way, {under_way} is: wait for the next order")
         return course
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Also where whoever waits for it goes away."""
+        under_way = asyncio.create_task(work)
+        self._unattended.add(under_way)
+        under_way.add_done_callback(self._unattended.discard)
+        return await asyncio.shield(under_way)
+
+    async def _keep_plan(self, course: Course) -> None:
+        """Have the plan, and the models that it goes on from, outlast the folder, where that was not seen yet. Raises
+        StorageError."""
+        await self._to_its_end(self._keep(course))
+
+    async def _keep_plan_soon(self, course: Course) -> None:
+        """The same; where that fails, it is tried again when a silo is ready."""
+        try:
+            await self._keep(course)
+        except LoricaError as error:
+            _log.warning("what the plan goes on from cannot be kept", plan=course.terms.name, error=str(error))
+
+    async def _keep(self, course: Course) -> None:
+        async with self._keeping:
+            if self._kept != course.terms.plan:
+                opened = await self._desk.opened(course.terms.plan)
+                await self._desk.keep(opened, {course.model, course.best_model})
+                self._kept = course.terms.plan
 
     def _seat(self, silo: SiloName) -> Seat:
         seat = self._attendance.seat(silo)

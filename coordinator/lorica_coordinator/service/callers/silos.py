@@ -137,7 +137,10 @@ class ForSilos(FederationParts):
 
     async def declare_readiness(self, silo: SiloName, plan: Digest, *, ready: bool, reason: str = "") -> None:
         """A connected silo has checked `plan`; raises WrongTime when another one is under way or nobody attends."""
-        self._check_plan(plan)
+        course = self._check_plan(plan)
+        if ready:  # no round opens before, for a restart takes nobody for ready
+            await self._keep_plan(course)
+            self._check_plan(plan)
         seat = self._seat(silo)
         seat.unready_reason = "" if ready else reason
         if not ready:

@@ -41,7 +41,7 @@ from lorica_coordinator.rounds.events import (
 )
 from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.phases.aggregating import told_of_unusable
-from lorica_coordinator.rounds.states import Aggregating, Idle, Masking, State, course_of, deadline_of
+from lorica_coordinator.rounds.states import Aggregating, Idle, Masking, State, Stopped, course_of, deadline_of
 from lorica_coordinator.rounds.updates import Outcome
 from lorica_coordinator.service.journal import Journal
 from lorica_coordinator.service.loop.masking_opening import masking_opened
@@ -148,6 +148,7 @@ class RoundLoop:
         self._state = after
         if records:
             self._journal.transition(before, event, after, records)
+        self._fault(None)
         self._owed = [effect for effect in effects if isinstance(effect, COMMANDS)]
         for key in await self._threads.store(self._store.closed_attempts, _CLOSED_ATTEMPTS_TO_CLEAR):
             self._owed.append(DiscardUpdates(key=key))  # may have been lost between the record and the deed
@@ -264,7 +265,8 @@ class RoundLoop:
 
     def _fault(self, why: str | None) -> None:
         self.fault = why
-        self._observer.phase_failing(why is not None)
+        is_missing = isinstance(self._state, Stopped) and self._state.missing != ""
+        self._observer.phase_failing(why is not None or is_missing)
 
     def _count_epsilon(self, *, anew: bool = False) -> None:
         """Have the observer told what the plan has cost, where another plan is under way or, `anew`, something was

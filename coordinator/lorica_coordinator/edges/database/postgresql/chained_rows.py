@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, Table, func, insert, select
+from sqlalchemy import Connection, Row, Select, Table, func, insert, or_, select
 from sqlalchemy.exc import IntegrityError as NotUnique
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
@@ -95,9 +95,9 @@ class ChainedRows:
             yield from found
             query = query.where(self._table.c.sequence > found[-1].sequence)
 
-    def telling(self, words: str) -> Iterator[ChainedRow]:
-        """Those whose line has `words`, newest first."""
-        query = select(self._table).where(func.strpos(self._table.c.line, words) > 0)
+    def telling(self, *words: str) -> Iterator[ChainedRow]:
+        """Those whose line has one of `words`, newest first."""
+        query = select(self._table).where(or_(*(func.strpos(self._table.c.line, one) > 0 for one in words)))
         query = query.order_by(self._table.c.sequence.desc()).limit(_BATCH)
         while found := self.in_tries(partial(self._read, query)):
             yield from found
@@ -133,8 +133,7 @@ class ChainedRows:
 
     def all_known(self) -> list[ChainedRow]:
         """What this folder and one that several see know, the newest last; also while an older database is settled."""
-        known = [row for row in (self._folders(), *(row for _, row in self._others())) if row is not None]
-        return sorted(known, key=lambda row: row.sequence)
+        return sorted((row for _, row in self._everywhere()), key=lambda row: row.sequence)
 
     def mark(self, name: str) -> None:
         """Have the folder, and one that several see, know `name`, a digest, for good."""
@@ -241,18 +240,19 @@ class ChainedRows:
         return None if found is None else self._row(found)
 
     def _known(self) -> Iterator[tuple[str, ChainedRow]]:
-        """What this folder knows, and what others have made known where several coordinators see it."""
-        if (kept := self.kept()) is not None:
-            yield str(self.newest), kept
+        """What rows are held against."""
         if not self.put_back:
-            yield from self._others()
+            yield from self._everywhere()
+
+    def _everywhere(self) -> Iterator[tuple[str, ChainedRow]]:
+        """What this folder knows, and what others have made known where several coordinators see it."""
+        if (row := self._folders()) is not None:
+            yield str(self.newest), row
+        for path, line in () if self._shared is None else self._shared.known():
+            yield str(path), ChainedRow.of(line, str(path))
 
     def _folders(self) -> ChainedRow | None:
         return ChainedRow.of(files.read_private(self.newest), str(self.newest)) if self.newest.exists() else None
-
-    def _others(self) -> Iterator[tuple[str, ChainedRow]]:
-        for path, line in () if self._shared is None else self._shared.known():
-            yield str(path), ChainedRow.of(line, str(path))
 
     def _moved(self) -> Moved:
         return Moved(f"{self.where}: somebody else has added to it since")

@@ -108,11 +108,11 @@ class Leadership:
 
     def take(self, prepare: Callable[[], None]) -> bool:
         """Lead from here on; False where somebody else does: it is counted as one that stands by until `release`. With
-        the lock held `prepare` makes the tables.
+        the lock held `prepare` makes the tables, and refuses what can be.
 
-        Raises Conflict for the state of another coordinator, StorageError naming the database; also where that is of
-        an earlier instant than the bucket, or the folder of keys is another one; ConfigurationError where none is
-        named. No term is begun then, and it stands by for none.
+        Raises what `prepare` raises, Conflict for the state of another coordinator, StorageError naming the database;
+        also where that is of an earlier instant than the bucket, or the folder of keys is another one;
+        ConfigurationError where none is named. No term is begun then, and it stands by for none.
         """
         if not self._lock():
             self._stand_by()
@@ -312,12 +312,8 @@ class Leadership:
 
     def _require_ours(self, rows: _Rows) -> None:
         whose, place = rows.get(_ROW), rows.get(_PLACE)
-        if whose is not None and (whose.federation, whose.identity) != (self._federation, self.identity):
-            raise Conflict(
-                f"{self._database.name} holds the state of another coordinator (federation {whose.federation}, "
-                f"identity key {whose.identity[:16]}...): name another database in [storage] database, or serve "
-                "the folder whose keys these are"
-            )
+        if whose is not None:
+            self._require_own(whose)
         if place is None:
             return
         if self._key_place is None:
@@ -327,6 +323,14 @@ class Leadership:
                 "in [storage] attempt_keys"
             )
         marked(self._key_place, place.token)
+
+    def _require_own(self, whose: Row[Any]) -> None:
+        if (whose.federation, whose.identity) != (self._federation, self.identity):
+            raise Conflict(
+                f"{self._database.name} holds the state of another coordinator (federation {whose.federation}, "
+                f"identity key {whose.identity[:16]}...): name another database in [storage] database, or serve "
+                "the folder whose keys these are"
+            )
 
     def _lost(self) -> Overtaken:
         return Overtaken(
@@ -342,12 +346,8 @@ class Leadership:
         try:
             with self._database.engine.begin() as connection:
                 row = connection.execute(select(table).where(table.c.id == _ROW)).one_or_none()
-                if row is not None and (row.federation, row.identity) != (self._federation, self.identity):
-                    raise Conflict(
-                        f"{self._database.name} holds the state of another coordinator (federation {row.federation}, "
-                        f"identity key {row.identity[:16]}...): name another database in [storage] database, or serve "
-                        "the folder whose keys these are"
-                    )
+                if row is not None:
+                    self._require_own(row)
                 if (row and (row.term, row.token)) != found:
                     return None
                 newest = 0 if row is None else row.term
@@ -399,11 +399,18 @@ class Leadership:
 def alone(connection: Connection) -> None:
     """First in a transaction that changes the tables, of whichever release: nobody leads before it has ended, and then
     the term is over of whoever led, and hangs. Raises Conflict where a coordinator leads."""
-    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK}).scalar():
-        raise Conflict("a coordinator leads on this database: stop it, and those that stand by, first")
+    require_nobody_leads(connection)
     if columns := _columns(connection):
         over = update(table).where(table.c.id == _ROW).values(term=table.c.term + 1, holder=_holder())
         connection.execute(over.values(token=secrets.token_hex(16)) if "token" in columns else over)
+
+
+def require_nobody_leads(connection: Connection) -> None:
+    """Nor does anybody before the transaction has ended. Raises Conflict naming who does."""
+    if not connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK}).scalar():
+        rows = _rows(connection)
+        holder = rows[_ROW].holder if _ROW in rows else "a coordinator"
+        raise Conflict(f"{holder} leads on this database: stop it, and those that stand by, first")
 
 
 def beside(federation: FederationName, identity: str) -> Callable[[Connection], None]:

@@ -45,8 +45,8 @@ class LogRows:
     def lines(self) -> Iterator[Line]:
         return (self._line(row) for row in self.rows.oldest_first())
 
-    def telling(self, text: str) -> Iterator[Line]:
-        return (self._line(row) for row in self.rows.telling(text))
+    def telling(self, *texts: str) -> Iterator[Line]:
+        return (self._line(row) for row in self.rows.telling(*texts))
 
     def in_tries(self, work: Callable[[], R]) -> R:
         return self.rows.in_tries(work)
