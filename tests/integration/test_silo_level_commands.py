@@ -10,11 +10,13 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.server.audited import released
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.opened import Coordinator
+from lorica_coordinator.plans.silo_level import most_parameters
 from lorica_coordinator.service.unusable import BudgetSpent
 from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from lorica_security.on_disk.reading import read_log
 from silo_wire.plans.plan import Plan
+from silo_wire.plans.sizes import size_named
 from tests.support.command_line import Done, run_command
 from tests.support.coordinator import initialise
 from tests.support.coordinator_edges import round_key
@@ -37,6 +39,33 @@ def folder(tmp_path: Path) -> CoordinatorFolder:
 def new(folder: CoordinatorFolder, name: str, *more: str) -> Done:
     settings = [word for assignment in (*SET, *more) for word in ("--set", assignment)]
     return run_command(cli.main, "plan", "new", name, "--size", "micro", "--dir", folder.root, *settings)
+
+
+@pytest.mark.parametrize("more", [(), ("aggregation.secure_aggregation=true", "privacy.target_epsilon=900.0")])
+def test_the_first_refusal_has_all_that_such_a_plan_takes(folder: CoordinatorFolder, more: tuple[str, ...]) -> None:
+    words = ["plan", "new", "all", "--size", "micro", "--dir", folder.root]
+    for one in ("privacy.level=silo", *more):
+        words += ["--set", one]
+    refused = run_command(cli.main, *words)
+    refused.is_refusal(ConfigurationError, "[evaluation] every = 5", "all that it takes: --set evaluation.every=0")
+    wanted = refused.err.rpartition("all that it takes: ")[2].split()
+    done = run_command(cli.main, *words, *wanted)
+    assert done.code == 0, done.err
+
+
+def test_what_else_is_wrong_is_said_alone(folder: CoordinatorFolder) -> None:
+    words = ("--set", "privacy.level=silo", "--set", "schedule.rounds=0")
+    refused = run_command(cli.main, "plan", "new", "all", "--size", "micro", "--dir", folder.root, *words)
+    refused.is_refusal(ConfigurationError, "rounds")
+    assert "all that it takes" not in refused.err
+
+
+@pytest.mark.parametrize("size", ["micro", "mini"])
+def test_no_model_of_a_size_has_more_parameters_than_are_said(folder: CoordinatorFolder, size: str) -> None:
+    done = run_command(cli.main, "plan", "new", size, "--size", size, "--dir", folder.root)
+    assert done.code == 0, done.err
+    parameters = Coordinator.load(folder).shelf.compile(size).plan.model.parameters
+    assert parameters <= most_parameters(size_named(size)) < 1.1 * parameters
 
 
 def test_a_plan_that_drowns_is_refused_and_leaves_nothing(folder: CoordinatorFolder) -> None:

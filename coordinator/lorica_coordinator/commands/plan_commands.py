@@ -161,6 +161,8 @@ def new_plan(
     overrides: dict[str, object] | None = None,
 ) -> Plan:
     from lorica_coordinator.plans.plan_folder import create_plan, require_new, require_valid
+    from lorica_coordinator.plans.silo_level import most_parameters
+    from silo_wire.plans.sizes import size_named
 
     overrides = overrides or {}
     if sum(bool(item) for item in (size, model, hub)) > 1:
@@ -168,7 +170,15 @@ def new_plan(
     if (model or hub) and (vocabulary or tokenizer_text):
         raise ConfigurationError("--vocabulary and --tokenizer-text go with --size: a given model brings its tokenizer")
     require_new(coordinator.shelf.plans, name)
-    require_valid(name=name, federation=coordinator.federation, preset=preset, seed=seed, overrides=overrides)
+    parameters = 0 if model or hub else most_parameters(size_named(size or DEFAULT_SIZE), vocabulary)
+    require_valid(
+        name=name,
+        federation=coordinator.federation,
+        preset=preset,
+        seed=seed,
+        overrides=overrides,
+        parameters=parameters,
+    )
 
     # Here, not above: it imports torch and transformers, which takes seconds, and what is refused needs neither.
     from lorica_coordinator.plans.model_source import FolderModel, HubModel, ModelSource, SizedModel

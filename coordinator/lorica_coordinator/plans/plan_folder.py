@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lorica_coordinator.plans.forecast import require_worth
 from lorica_coordinator.plans.plan_text import plan_text
 from lorica_coordinator.plans.presets import preset as preset_named
+from lorica_coordinator.plans.silo_level import lacking
 from lorica_coordinator.vectors import model_file
 from lorica_coordinator.vectors.model_file import BASE_FILE, MODEL_FILE
 from lorica_security.console.strict_toml import checked
@@ -110,10 +111,28 @@ def require_new(plans: Path, name: str) -> None:
 
 
 def require_valid(
-    *, name: str, federation: str, preset: str = "default", seed: int = 0, overrides: Mapping[str, object]
+    *,
+    name: str,
+    federation: str,
+    preset: str = "default",
+    seed: int = 0,
+    overrides: Mapping[str, object],
+    parameters: int = 0,
 ) -> None:
-    """Raises the ConfigurationError that `create_plan` would raise for these values, whatever the model."""
-    _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
+    """Raises the ConfigurationError that `create_plan` would raise for these values, whatever the model; at silo level
+    with all that they take, for a model of at most so many `parameters` (0: that is not known)."""
+
+    def drafted(more: Mapping[str, object]) -> Plan:
+        chosen = {**overrides, **more}
+        return _drafted(name=name, federation=federation, preset=preset, seed=seed, overrides=chosen)[1]
+
+    try:
+        drafted({})
+    except ConfigurationError as error:
+        values = _values(name=name, federation=federation, preset=preset, seed=seed, overrides=overrides)
+        if wanted := lacking(values, drafted, parameters):
+            raise ConfigurationError(f"{error}; all that it takes: {wanted}") from error
+        raise
 
 
 def compile_plan(folder: Path) -> PlanBundle:
