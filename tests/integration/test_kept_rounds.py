@@ -185,19 +185,20 @@ async def is_stopped(coordinator: Running) -> None:
         await asyncio.wait_for(changed.wait(), 60)
 
 
+@pytest.mark.parametrize("part", [".safetensors", ".optimizer/state.json"])
 async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is(
-    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]], part: str
 ) -> None:
-    """The index of the present model goes in the bucket, with the machine: no silo trains for nothing, no other model
-    goes, and nothing is lost once it is back."""
-    machines = Machines(tmp_path, made, moto.bucket("no-model"))
+    """The index of a file of the present model goes in the bucket, with the machine: no silo trains for nothing, no
+    other model goes, and nothing is lost once it is back."""
+    machines = Machines(tmp_path, made, moto.bucket("no-model" if part == ".safetensors" else "no-state"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
         await work_together(coordinator.service, bank, hospital, until=is_second_train)
         present = course_of(coordinator.service._loop.state).model  # type: ignore[union-attr]
     shutil.rmtree(machines.folder("first"))
-    (index,) = [name for name in machines.bucket.names() if name.endswith(f"/{present}.safetensors/index")]
+    (index,) = [name for name in machines.bucket.names() if name.endswith(f"/{present}{part}/index")]
     content = machines.bucket.get(index, BLOCK)
     assert content is not None
     machines.bucket.delete([index])
@@ -206,7 +207,8 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
     async with machines.leading("second") as coordinator:
         await is_stopped(coordinator)
         for _ in range(2):
-            with pytest.raises(StateError, match=rf"model {present} of plan kept.*is stored nowhere.*--leave kept"):
+            said = rf"model {present} of plan kept.*{present}{part}.*is stored nowhere.*versions.*--leave kept"
+            with pytest.raises(StateError, match=said):
                 await coordinator.service.start_plan()
     assert set(others) <= set(machines.bucket.names())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from lorica_coordinator.rounds.terms import PlanTerms
@@ -21,6 +22,13 @@ class OpenedPlan:
     parts: PlanParts
     digest: Digest
     encoded: bytes
+
+    def lacking(self, model: Digest) -> tuple[Path, ...]:
+        """Files of `model`, and of the base of adapters, without which nobody trains from it, or no next one is made of
+        it."""
+        base, digest = self.parts.base, self.bundle.plan.model.base
+        of_base = () if base is None or digest is None else base.lacking(Digest(digest))
+        return (*self.parts.models.lacking(model), *of_base)
 
 
 def terms_of(plan: Plan) -> PlanTerms:
