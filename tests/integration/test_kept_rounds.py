@@ -220,10 +220,11 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
         assert [(row[0], row[3]) for row in found] == [(row[0], row[3]) for row in undisturbed]
 
 
-async def test_without_the_vault_the_round_goes_on_without_that_update(
-    moto: S3Server, made: Path, tmp_path: Path
+@pytest.mark.parametrize("lost", ["vault", "block"])
+async def test_without_the_vault_or_a_block_the_round_goes_on_without_that_update(
+    moto: S3Server, made: Path, tmp_path: Path, lost: str
 ) -> None:
-    machines = Machines(tmp_path, made, moto.bucket("no-vault"))
+    machines = Machines(tmp_path, made, moto.bucket(f"no-{lost}"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
@@ -241,7 +242,10 @@ async def test_without_the_vault_the_round_goes_on_without_that_update(
         assert found is not None
         assert keys[0] not in bytes(found), "a key of an update is in no bucket"
     shutil.rmtree(machines.folder("first"))
-    shutil.rmtree(machines.root / "vault")
+    if lost == "vault":
+        shutil.rmtree(machines.root / "vault")
+    else:
+        machines.bucket.delete([next(name for name in machines.bucket.names() if f"/{bank.name}.delta/0" in name)])
     async with machines.leading("second") as coordinator:
         await asyncio.gather(*(silo.work(coordinator.service, until=is_finished) for silo in (bank, hospital)))
         found_rows = await coordinator.service.rounds()
