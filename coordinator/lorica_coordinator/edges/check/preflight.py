@@ -59,6 +59,8 @@ def preflight(ground: Ground) -> Sequence[Check]:
     database = run("state database", plan_checks.database, unless=no_state)
     if found.settings.storage.blobs:
         run("bucket", folder_checks.bucket)
+    if found.settings.storage.attempt_keys:
+        run("attempt keys", folder_checks.attempt_keys)
     run("clock", folder_checks.clock, unless=no_keys)
     run("address", address_checks.addresses)
     run("ports", address_checks.ports)
