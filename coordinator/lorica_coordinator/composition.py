@@ -34,7 +34,7 @@ from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
 from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
 from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
-from lorica_coordinator.opened import Coordinator, disks
+from lorica_coordinator.opened import Coordinator, disks, with_ballast
 from lorica_coordinator.service.federation import Federation
 from lorica_coordinator.service.ports import Aggregator, Clock, Steady
 from lorica_coordinator.service.records import PresentPlan
@@ -319,7 +319,7 @@ async def serve(coordinator: Coordinator, *, offer: str, ready: Callable[[], Non
     async with (
         serving(coordinator, metrics, offer=offer) as at_work,
         beating(coordinator.folder.lock, coordinator.start),
-        kept_ballast(*disks(coordinator)),
+        kept_ballast(*with_ballast(coordinator)),
         watched_clock(_clock_was_set),
         _metrics_served(coordinator, registry),
     ):

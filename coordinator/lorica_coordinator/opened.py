@@ -429,6 +429,15 @@ def _kept(
 
 
 def disks(coordinator: Coordinator) -> set[Path]:
-    """The folders that are to have ballast."""
+    """Folders of this coordinator alone, of which each may be on a disk of its own."""
     root, state = coordinator.folder.root, coordinator.settings.state_folder
     return {root} if state.is_relative_to(root) else {root, state}
+
+
+def with_ballast(coordinator: Coordinator) -> set[Path]:
+    """The folders that are to have ballast. Those that stand by share the federation's own in `attempt_keys`."""
+    if not coordinator.settings.storage.attempt_keys:
+        return disks(coordinator)
+    from lorica_coordinator.edges.database.open_store import key_folder
+
+    return disks(coordinator) | {key_folder(coordinator.settings, coordinator.identity)}

@@ -16,7 +16,7 @@ from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.kept.settled import probe
 from lorica_coordinator.edges.telemetry.metrics import BUCKET_CALLS, CoordinatorMetrics
-from lorica_security.errors import ConfigurationError, StorageError
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from tests.support.certificates import authority_and_server
 from tests.support.hub_server import Answer, Asked, LoopbackServer, serving
 from tests.support.s3_server import S3Server, running_moto, write_credentials
@@ -64,7 +64,7 @@ def test_every_bucket_puts_gets_lists_and_deletes_whole_objects(bucket: Bucket) 
     assert empty is not None
     assert len(empty) == 0
     assert bucket.get("a/none", 9) is None
-    with pytest.raises(StorageError, match=r"ab/index has 12 bytes, more than the 11 that it may have"):
+    with pytest.raises(IntegrityError, match=r"ab/index has 12 bytes, more than the 11 that it may have"):
         bucket.get("ab/index", 11)
     bucket.delete(["a/index", "a/none", "ab/index"])
     assert list(bucket.names()) == ["a/000000-x"]

@@ -398,9 +398,28 @@ def test_each_is_found_under_its_name_alone_and_its_remedy_said(
 def test_what_only_a_running_coordinator_shows_is_made_to_happen_below_and_the_rest_above() -> None:
     running_alone = {Mistake.FOLDER_HELD, Mistake.CERTIFICATE_ENDING, Mistake.NAMES_CHANGED}
     as_a_user = {Mistake.PORT_PRIVILEGED}
-    of_two_folders = {Mistake.KEYS_OLDER}  # test_authorities_in_log.py
+    of_two_folders = {Mistake.KEYS_OLDER, Mistake.KEYS_DISK}  # test_authorities_in_log.py, and below
     assert set(SPOILS) | running_alone | as_a_user | of_two_folders == set(Mistake)
     assert not set(SPOILS) & running_alone
+
+
+@pytest.mark.parametrize("lacks", ["room", "folder", "nothing"])
+def test_the_disk_of_attempt_keys_is_looked_at_though_the_states_has_room(
+    folder: CoordinatorFolder, tmp_path: Path, lacks: str
+) -> None:
+    shared = tmp_path / "shared"
+    edit(folder.settings, 'database = ""', 'database = "postgresql+psycopg://lorica@127.0.0.1:1/state"')
+    edit(folder.settings, 'attempt_keys = ""', f'attempt_keys = "{shared}"')
+    if lacks != "folder":
+        shared.mkdir(mode=0o700)
+
+    def free(of: Path) -> int:
+        return 15 << 20 if of == shared and lacks == "room" else 1 << 40
+
+    mistakes = [(Mistake.DATABASE_SERVER.value.found_by, Mistake.DATABASE_SERVER.value.name)]
+    if lacks != "nothing":
+        mistakes.append((Mistake.KEYS_DISK.value.found_by, Mistake.KEYS_DISK.value.name))
+    assert found(preflight(ground_of(folder, free_disk=free))) == mistakes
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may have any port: run the tests as another user")

@@ -6,12 +6,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lorica_coordinator.cli import main as coordinator_main
+from lorica_coordinator.edges.database.postgresql.newest import SharedNewest
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.opened import Coordinator, with_ballast
+from lorica_coordinator.vectors.key_place import marked
 from lorica_security.daemon.kept_ballast import kept_ballast
 from lorica_security.errors import DataError, StorageError
 from lorica_security.host import ballast, files
@@ -90,6 +94,30 @@ def test_what_is_small_takes_the_room_of_the_ballast_and_what_is_large_does_not(
     files.write_private(folder.root / "key", bytes(MIB))
     with pytest.raises(StorageError, match=r"log cannot be written \(No space left"):
         files.append_private(folder.root / "log", bytes(16 * MIB))
+
+
+def test_the_folder_of_attempt_keys_has_ballast_of_its_own(
+    disk: Path, tmp_path: Path, federation_template: FederationTemplate
+) -> None:
+    """It is on another disk than the state, and leader and standby look after the same file."""
+    folder = CoordinatorFolder(tmp_path / "coordinator")
+    federation_template.copy(folder.root)
+    coordinator = Coordinator.load(folder)
+    storage = coordinator.settings.storage.model_copy(update={"attempt_keys": str(disk)})
+    coordinator = replace(coordinator, settings=coordinator.settings.model_copy(update={"storage": storage}))
+    marked(disk, "")
+    newest = SharedNewest(disk / coordinator.identity / "audit", disk)
+    newest.prepare()
+    for each in [*with_ballast(coordinator)] * 2:
+        ballast.keep(each)
+    kept = disk / coordinator.identity / ballast.NAME
+    assert kept.stat().st_size == ballast.BYTES
+    fill(disk)
+    newest.keep(1, "a" * 64, b"line")
+    assert not kept.exists()
+    fill(disk)
+    with pytest.raises(StorageError, match=r"audit/2-b.*No space left on device: free some space on its disk"):
+        newest.keep(2, "b" * 64, b"line")
 
 
 async def test_a_program_that_runs_looks_after_its_ballast_again_and_again(

@@ -192,19 +192,20 @@ async def is_stopped(coordinator: Running) -> None:
         await asyncio.wait_for(changed.wait(), 60)
 
 
+@pytest.mark.parametrize("part", [".safetensors", ".optimizer/state.json"])
 async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is(
-    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+    moto: S3Server, made: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]], part: str
 ) -> None:
-    """The index of the present model goes in the bucket, with the machine: no silo trains for nothing, no other model
-    goes, and nothing is lost once it is back."""
-    machines = Machines(tmp_path, made, moto.bucket("no-model"))
+    """The index of a file of the present model goes in the bucket, with the machine: no silo trains for nothing, no
+    other model goes, and nothing is lost once it is back."""
+    machines = Machines(tmp_path, made, moto.bucket("no-model" if part == ".safetensors" else "no-state"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
         await work_together(coordinator.service, bank, hospital, until=is_second_train)
         present = course_of(coordinator.service._loop.state).model  # type: ignore[union-attr]
     shutil.rmtree(machines.folder("first"))
-    (index,) = [name for name in machines.bucket.names() if name.endswith(f"/{present}.safetensors/index")]
+    (index,) = [name for name in machines.bucket.names() if name.endswith(f"/{present}{part}/index")]
     content = machines.bucket.get(index, BLOCK)
     assert content is not None
     machines.bucket.delete([index])
@@ -220,7 +221,8 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
         assert said in (await coordinator.service.rounds())[-1].detail
         assert coordinator.metric("lorica_abandoned_rounds_total", cause="model_missing") == 1
         for _ in range(2):
-            with pytest.raises(StateError, match=rf"model {present} of plan kept.*is stored nowhere.*--leave kept"):
+            said = rf"model {present} of plan kept.*{present}{part}.*is stored nowhere.*versions.*--leave kept"
+            with pytest.raises(StateError, match=said):
                 await coordinator.service.start_plan()
     assert set(others) <= set(machines.bucket.names())
 
@@ -274,10 +276,11 @@ async def test_a_plan_that_the_bucket_lacks_is_kept_before_a_silo_comes(
     assert {name.partition("/")[2] for name in bucket.names()} >= {name.partition("/")[2] for name in kept}
 
 
-async def test_without_the_vault_the_round_goes_on_without_that_update(
-    moto: S3Server, made: Path, tmp_path: Path
+@pytest.mark.parametrize("lost", ["vault", "block"])
+async def test_without_the_vault_or_a_block_the_round_goes_on_without_that_update(
+    moto: S3Server, made: Path, tmp_path: Path, lost: str
 ) -> None:
-    machines = Machines(tmp_path, made, moto.bucket("no-vault"))
+    machines = Machines(tmp_path, made, moto.bucket(f"no-{lost}"))
     async with machines.leading("first", with_plans=True) as coordinator:
         bank, hospital = await two_silos(coordinator)
         await coordinator.service.start_plan("kept")
@@ -295,7 +298,10 @@ async def test_without_the_vault_the_round_goes_on_without_that_update(
         assert found is not None
         assert keys[0] not in bytes(found), "a key of an update is in no bucket"
     shutil.rmtree(machines.folder("first"))
-    shutil.rmtree(machines.root / "vault")
+    if lost == "vault":
+        shutil.rmtree(machines.root / "vault")
+    else:
+        machines.bucket.delete([next(name for name in machines.bucket.names() if f"/{bank.name}.delta/0" in name)])
     async with machines.leading("second") as coordinator:
         await asyncio.gather(*(silo.work(coordinator.service, until=is_finished) for silo in (bank, hospital)))
         found_rows = await coordinator.service.rounds()

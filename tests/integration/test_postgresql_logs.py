@@ -772,6 +772,35 @@ def test_nothing_is_sealed_or_released_whose_newest_cannot_be_kept(sharing: tupl
     assert not (first.place.folder.parent / "mount").exists()
 
 
+def test_what_is_in_the_rows_is_entered_though_its_file_cannot_be_written(
+    sharing: tuple[Candidate, Candidate], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk of the shared folder is full: who was revoked is, and who starts leads. It is told each time."""
+    first, second = sharing
+    first.lead()
+    log, real = first.place.log(), SharedNewest.keep
+
+    def full(*arguments: object) -> None:
+        raise StorageError("audit cannot be written: No space left on device: free some space on its disk")
+
+    monkeypatch.setattr(SharedNewest, "keep", full)
+    log.append(Event.OPERATOR_COMMAND, command="revoke")
+    first.place.releases(log).enter(round_key(PLAN), b"sum 1", PRIVATE)
+    assert Event.OPERATOR_COMMAND in [entry.event for entry in first.place.read().entries]
+    assert len(first.place.kept().entries()) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if "is kept in the database alone" in line]
+    assert len(said) >= 2
+    assert all("free some space" in line for line in said)
+    first.leadership.release()
+    second.lead()
+    monkeypatch.setattr(SharedNewest, "keep", real)
+    second.place.log().append(Event.STARTED)
+    shared = second.place.newest("audit")
+    assert shared is not None
+    (known,) = shared.known()
+    assert known[0].name.startswith(f"{len(second.place.read().entries)}-")
+
+
 def test_who_does_not_lead_only_looks(pair: tuple[Candidate, Candidate]) -> None:
     first, second = pair
     first.lead()

@@ -242,6 +242,26 @@ def test_what_is_wrong_in_the_bucket_is_told_once_and_refuses_the_take_over(
         two.take_over()
 
 
+def test_one_that_stands_by_tells_what_the_bucket_lacks_and_who_takes_over_puts_it_again(
+    two: Two, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, when a second look says so too: while the leader puts a file a look may see its index alone."""
+    two.leader.keep(MODEL_PATH, b"m" * 3 * BLOCK)
+    two.ahead.turn()
+    two.leader.bucket.delete([next(name for name in two.leader.objects if f"{MODEL_PATH}/000001" in name)])
+    before = two.leader.objects
+    two.ahead.turn()
+    assert "lacks" not in capsys.readouterr().out
+    for _ in range(2):
+        two.ahead.turn()
+    told = [line for line in capsys.readouterr().out.splitlines() if "lacks blocks" in line]
+    assert len(told) == 1
+    assert MODEL_PATH in told[0]
+    assert two.leader.objects == before
+    assert two.take_over()[0] == Settled(0, 1)
+    two.as_standby(3).settle()
+
+
 def test_a_bucket_that_is_away_is_told_and_looked_at_again(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     two.leader.keep(BUNDLE_PATH, b"bundle")
     real = two.bucket.names

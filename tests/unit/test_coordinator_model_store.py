@@ -17,6 +17,7 @@ from lorica_coordinator.edges.models.model_store import ModelStore, Slab
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.aggregator import Aggregator
 from lorica_coordinator.edges.sums.plan_parts import model_store, plan_parts
+from lorica_coordinator.service.plan_desk import OpenedPlan
 from lorica_coordinator.vectors import model_file
 from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from silo_wire.canonical import Digest, digest_of
@@ -280,13 +281,35 @@ def test_initial_model_in_bfloat16_is_known_without_the_plan_folder(tmp_path: Pa
     assert again.initial() == digest
 
 
-@pytest.mark.parametrize("lost", ["initial.json", "{}.safetensors"])
+@pytest.mark.parametrize("published", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lost", ["{}.safetensors", "{}.manifest.json", "{}.optimizer/state.json"])
+def test_a_model_lacks_each_file_that_the_next_one_is_made_of(
+    tmp_path: Path, published: ParameterDtype, lost: str
+) -> None:
+    store = small_store(tmp_path, np.linspace(-1, 1, 10, dtype="<f4"), published)
+    assert store.lacking(store.initial()) == ()
+    data, slots = np.linspace(1, 2, 10, dtype="<f4").tobytes(), ("momentum", "master")
+    slab = Slab(data[: store.model_layout.total_bytes], dict.fromkeys(slots, data))
+    model = store.add([slab], slots=slots, steps=1)
+    assert store.lacking(model) == ()
+    for name in (lost, *(f"{{}}.optimizer/{slot}.f32" for slot in slots)):
+        path = tmp_path / "models" / name.format(model)
+        content = path.read_bytes()
+        path.unlink()
+        assert store.lacking(model) == (path,)
+        path.write_bytes(content)
+    assert store.lacking(model) == ()
+    (tmp_path / "models" / f"{model}.optimizer" / "state.json").write_bytes(b"{}")
+    assert store.lacking(model) == (tmp_path / "models" / f"{model}.optimizer" / "state.json",)
+
+
+@pytest.mark.parametrize("lost", ["initial.json", "{}.safetensors", "{}.manifest.json", "{}.optimizer/state.json"])
 def test_initial_model_in_bfloat16_that_was_lost_is_imported_again(tmp_path: Path, lost: str) -> None:
     store = small_store(tmp_path, np.linspace(-1, 1, 10, dtype="<f4"), "bfloat16")
     digest = store.initial()
     (tmp_path / "models" / lost.format(digest)).unlink()
     assert store.initial() == digest
-    assert store.exists(digest)
+    assert store.lacking(digest) == ()
 
 
 def test_swapped_initial_model_is_refused_in_bfloat16_too(tmp_path: Path) -> None:
@@ -416,4 +439,20 @@ def made_on_the_cpu(bundle: PlanBundle, models: ModelStore, spools: Spools) -> A
 def test_parts_of_a_plan_share_one_store(state: Path, made: tuple[Path, PlanBundle]) -> None:
     parts = plan_parts(state, spools=Spools(state / "spools"), make_aggregator=made_on_the_cpu)(made[1])
     assert parts.models.initial() == made[1].plan.model.initial
-    assert not parts.models.exists(digest_of(b"another"))
+    assert parts.models.lacking(digest_of(b"another"))
+
+
+def test_what_adapters_are_for_is_needed_with_each_of_their_models(tmp_path: Path) -> None:
+    bundle = make_plan(tmp_path, overrides={"adapters.rank": 2})
+    parts = plan_parts(tmp_path, spools=Spools(tmp_path / "spools"), make_aggregator=made_on_the_cpu)(bundle)
+    assert parts.base is not None
+    base, opened = parts.base.initial(), OpenedPlan(bundle, parts, bundle.plan.digest, b"")
+    model = parts.models.initial()
+    assert opened.lacking(model) == ()
+    for part in (".safetensors", ".manifest.json"):
+        file = tmp_path / "models" / bundle.plan.digest / "base" / f"{base}{part}"
+        content = file.read_bytes()
+        file.unlink()
+        assert opened.lacking(model) == (file,)
+        file.write_bytes(content)
+    assert len(opened.lacking(digest_of(b"another"))) == 3

@@ -393,6 +393,16 @@ def test_a_spool_without_its_key_is_sent_again(spools: Spools, left: bytes) -> N
     assert content_of(again.committed(KEY, A, HEADER.manifest.digest)) == DELTA.tobytes()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_committed_update_whose_file_is_gone_is_lost(spools: Spools, is_known: bool) -> None:
+    """So the round goes on without it, where a file that cannot be read would be waited for."""
+    fill(spools, HEADER.manifest.chunks)
+    spools.open(KEY, A, HEADER, LAYOUT).commit()
+    file_of(spools).unlink()
+    with pytest.raises(IntegrityError, match=f"update of silo {A} was lost or replaced"):
+        (spools if is_known else restarted(spools)).committed(KEY, A, HEADER.manifest.digest)
+
+
 def test_a_spool_whose_key_file_changed_is_refused_though_its_bytes_did_not(spools: Spools) -> None:
     """The file's mark says nothing of the key, and noise would be summed unchecked."""
     fill(spools, HEADER.manifest.chunks)

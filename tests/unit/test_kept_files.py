@@ -6,6 +6,7 @@ tests/integration/test_buckets.py.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -314,6 +315,14 @@ def test_memory_of_a_request_that_was_given_up_is_not_written_to(place: Makes) -
     assert [bytes(content) for content in held] == before
 
 
+THREE_BLOCKS = b"a" * BLOCK + b"b" * BLOCK + b"c" * 10
+
+
+def block_of(place: Place, path: str, number: int) -> str:
+    """The name of its object."""
+    return min(one for one in place.objects if f"{path}/{number:06}-" in one)
+
+
 def keep_record(place: Place, *others: Place) -> None:
     """Of the update at SPOOL_PATH, whose key is in each place."""
     stem, name = SPOOL_PATH.removesuffix(".delta"), place.keys.fresh()
@@ -326,18 +335,9 @@ def keep_record(place: Place, *others: Place) -> None:
     place.kept.keep(place.root / RECORD_PATH)
 
 
-@pytest.mark.parametrize("path", [MODEL_PATH, SPOOL_PATH], ids=["model", "update"])
-@pytest.mark.parametrize("how", HOSTILE)
-@pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
-    place: Makes, path: str, how: str, block: int
-) -> None:
-    first, second = place(1), place(2)
-    first.settle()
-    keep_record(first, second)
-    first.keep(path, b"a" * BLOCK + b"b" * BLOCK + b"c" * 10)
-    name = sorted(one for one in first.objects if f"{path}/{block:06}-" in one)[0]
-    content = first.bucket.get(name, BLOCK + MORE_BYTES)
+def harm(first: Place, name: str, how: str) -> None:
+    """The object of this name, in one of the HOSTILE ways."""
+    content = first.bucket.get(name, 1 << 20)
     assert content is not None
     raw = bytes(content)
     if how == "deleted":
@@ -350,10 +350,110 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
             "of another block": b"z" * len(raw),
         }[how]
         first.bucket.put(name, other)
-    with pytest.raises((IntegrityError, StorageError), match="restore") as caught:
+
+
+@pytest.mark.parametrize("path", [MODEL_PATH, STATE_PATH, BUNDLE_PATH, EVIDENCE_PATH])
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("block", [0, 2])
+def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
+    place: Makes, path: str, how: str, block: int
+) -> None:
+    first, second = place(1), place(2)
+    first.settle()
+    first.keep(path, THREE_BLOCKS)
+    name = block_of(first, path, block)
+    harm(first, name, how)
+    with pytest.raises(IntegrityError, match="restore") as caught:
         second.settle()
     assert name in str(caught.value)
     assert path not in second.files()
+    if how == "deleted":
+        said = (
+            rf"start the coordinator that led, whose folder has {path} .*bucket's versions.*where both are lost delete"
+        )
+        assert re.search(said, str(caught.value))
+
+
+@pytest.mark.parametrize("path", [SPOOL_PATH, RECORD_PATH])
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("block", [0, -1])
+def test_an_update_that_does_not_open_is_left_out_and_told(
+    place: Makes, capsys: pytest.CaptureFixture[str], path: str, how: str, block: int
+) -> None:
+    """Its silo can send another: nobody waits for it to start. Block -1 stands for the index."""
+    first, second = place(1), place(2)
+    first.settle()
+    keep_record(first, second)
+    for other in (SPOOL_PATH, MODEL_PATH):
+        first.keep(other, THREE_BLOCKS)
+    name = block_of(first, path, block) if block >= 0 else str(ObjectName(1, path, INDEX))
+    harm(first, name, how)
+    second.settle()
+    assert path not in second.files()
+    assert second.files()[MODEL_PATH] == THREE_BLOCKS
+    if (how, block) != ("deleted", -1):  # then nothing says that it was there
+        told = [line for line in capsys.readouterr().out.splitlines() if "the round goes on without it" in line]
+        assert len(told) == 1
+        assert path in told[0]
+    second.kept.forget(second.root / "spools")
+    assert not [one for one in second.objects if "/spools/" in one]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_blocks_that_the_bucket_lost_are_put_again_from_a_folder_that_has_them(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """By whoever leads next on that folder, in a term of its own: who begins on an empty one has all, after."""
+    folder, store = tmp_path_factory.mktemp("lost"), MemoryStore()
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    first = Place(folder / "a", store, 1)
+    first.settle()
+    contents = {path: bytes([number]) * (BLOCK * number + 1) for number, path in enumerate(PATHS)}
+    for path, content in contents.items():
+        first.keep(path, content)
+    blocks = sorted(name for name in first.objects if not name.endswith(INDEX))
+    lost = data.draw(st.lists(st.sampled_from(blocks), unique=True))
+    first.bucket.delete(lost)
+    before = first.objects
+    torn = {path for path in PATHS if any(f"/{path}/" in name for name in lost)}
+
+    again = Place(folder / "a", store, 2)
+    assert again.settle() == Settled(0, len(torn))
+    assert again.objects - before == {name for path in torn for name in _named(again, path, 2)}
+    assert before <= again.objects, "an index of an earlier term goes with its file"
+    elsewhere = Place(folder / "b", store, 3)
+    assert elsewhere.settle() == Settled(len(PATHS), 0)
+    assert elsewhere.files() == contents
+    elsewhere.kept.forget(folder / "b" / "models", folder / "b" / "bundles")
+    assert elsewhere.objects == set()
+
+
+def test_an_update_that_the_bucket_lost_in_part_is_put_again(place: Makes) -> None:
+    first, again, elsewhere = place(1, "same"), place(2, "same"), place(3)
+    first.settle()
+    keep_record(first, elsewhere)
+    first.keep(SPOOL_PATH, THREE_BLOCKS)
+    first.bucket.delete([block_of(first, SPOOL_PATH, 1)])
+    assert again.settle() == Settled(0, 1)
+    elsewhere.settle()
+    assert elsewhere.files()[SPOOL_PATH] == THREE_BLOCKS
+
+
+def test_where_putting_again_fails_nobody_leads(place: Makes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = place(1, "same"), place(2, "same")
+    first.settle()
+    first.keep(MODEL_PATH, THREE_BLOCKS)
+    first.bucket.delete([block_of(first, MODEL_PATH, 1)])
+
+    def full(name: str, content: bytes | memoryview) -> None:
+        raise StorageError("it is full")
+
+    monkeypatch.setattr(again.bucket, "put", full)
+    with pytest.raises(StorageError, match="it is full"):
+        again.settle()
+    assert not [name for name in again.objects if name.startswith("t0000000002/") and name.endswith(INDEX)]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,7 +19,7 @@ import typer
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, chosen_folder
 from lorica_coordinator.edges.operator_host.access_folder import AccessFolder
 from lorica_coordinator.edges.operator_host.operator_client import CALL_TIMEOUT_S, OperatorAccess
-from lorica_coordinator.opened import Coordinator, disks, leading
+from lorica_coordinator.opened import Coordinator, leading, with_ballast
 from lorica_coordinator.settings import Settings
 from lorica_security.console.terminal import terminal
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
@@ -60,7 +60,7 @@ class OnTheHost:
 
     def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
         if not self.running:
-            for disk in disks(self.coordinator):
+            for disk in with_ballast(self.coordinator):
                 ballast.make_room(disk)
             with ExitStack() as held:
                 try:

@@ -30,7 +30,7 @@ from lorica_coordinator.edges.kept.bucket_place import BucketPlace
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder, remember, undo_init
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.edges.telemetry.logs import log_to_stderr
-from lorica_coordinator.opened import Coordinator, disks, leading, load_keys
+from lorica_coordinator.opened import Coordinator, leading, load_keys, with_ballast
 from lorica_coordinator.rounds.which_plan import DEFAULT_PLAN
 from lorica_coordinator.settings import (
     ENROLMENT_PORT,
@@ -223,7 +223,7 @@ def serve_command(
         stand_by.lock = lock
         # Not before: who led until now may have changed keys and settings, and made or begun an authority.
         coordinator = Coordinator.load(folder)
-        for disk in disks(coordinator):
+        for disk in with_ballast(coordinator):
             ballast.keep(disk)
         with leading(coordinator, waiting=stand_by, fit=require_servable) as leader:
             stand_by.end()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from lorica_coordinator.rounds.terms import PlanTerms
@@ -22,6 +23,13 @@ class OpenedPlan:
     parts: PlanParts
     digest: Digest
     encoded: bytes
+
+    def lacking(self, model: Digest) -> tuple[Path, ...]:
+        """Files of `model`, and of the base of adapters, without which nobody trains from it, or no next one is made of
+        it."""
+        base, digest = self.parts.base, self.bundle.plan.model.base
+        of_base = () if base is None or digest is None else base.lacking(Digest(digest))
+        return (*self.parts.models.lacking(model), *of_base)
 
 
 def terms_of(plan: Plan) -> PlanTerms:
@@ -121,10 +129,10 @@ class PlanDesk:
     def _keep(self, opened: OpenedPlan, models: AbstractSet[Digest]) -> None:
         self._shelf.keep(opened.bundle)
         base, parts = opened.bundle.plan.model.base, opened.parts
-        if parts.base is not None and base is not None and parts.base.exists(Digest(base)):
+        if parts.base is not None and base is not None and not parts.base.lacking(Digest(base)):
             parts.base.keep(Digest(base))
         for model in sorted(models):
-            if parts.models.exists(model):
+            if not parts.models.lacking(model):
                 parts.models.keep(model)
 
     def _open(self, bundle: PlanBundle) -> OpenedPlan:

@@ -8,6 +8,7 @@ on purpose. Whatever they write is durable when they return.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from lorica_coordinator.rounds.effects import Cause, Record
@@ -76,7 +77,8 @@ class ModelStore(Protocol):
         Raises IntegrityError when the plan's file of it was changed.
         """
 
-    def exists(self, model: Digest) -> bool: ...
+    def lacking(self, model: Digest) -> Sequence[Path]:
+        """Files of `model` without which nobody trains from it, or no next one is made of it."""
 
     def keep(self, model: Digest) -> None:
         """Have all of a model that is stored outlast the folder. Raises StorageError."""

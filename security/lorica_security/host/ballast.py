@@ -17,7 +17,7 @@ NAME: Final = ".ballast"
 BYTES: Final = 8 << 20
 LEAST_BYTES: Final = 1 << 20
 """With less free space than this even what is small may not be written."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MOST_ABOVE: Final = 6
 
 
@@ -35,7 +35,7 @@ def with_room(path: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except OSError as error:
-        if error.errno not in _FULL or not give_up_above(path):
+        if error.errno not in FULL or not give_up_above(path):
             raise
         write()
 

@@ -50,7 +50,8 @@ def replace(path: Path, content: bytes, mode: int = 0o644, *, entry: bool = True
     try:
         ballast.with_room(path, lambda: _replace(path, content, mode, entry=entry))
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+        remedy = ": free some space on its disk" if error.errno in ballast.FULL else ""
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}{remedy}") from error
 
 
 def _replace(path: Path, content: bytes, mode: int, *, entry: bool) -> None:

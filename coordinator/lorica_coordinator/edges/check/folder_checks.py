@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -17,11 +18,11 @@ from lorica_coordinator.edges.kept.settled import probe
 from lorica_coordinator.edges.keys.authorities import FIRST, INDEX
 from lorica_coordinator.edges.keys.key_store import KeyStore, key_files
 from lorica_coordinator.settings import reachable
-from lorica_security.console.preflight import meaning, misconfigured
+from lorica_security.console.preflight import meaning, mebibytes, misconfigured
 from lorica_security.daemon.listen_address import address
 from lorica_security.daemon.unverified_tls import unverified_tls
 from lorica_security.errors import ConfigurationError, LoricaError, StorageError
-from lorica_security.host import key_file
+from lorica_security.host import ballast, key_file
 from lorica_security.host.files import make_private_folder
 from lorica_security.host.process_lock import holder, stands_by
 from lorica_security.pkcs11_keys.token_session import TokenUnusable, WrongPin
@@ -118,6 +119,19 @@ def bucket(found: Found) -> str:
         place = bucket_place(found.settings, found.ground.folder.settings)
         probe(Bucket.at(place, patience_s=_PATIENCE_S, request_s=_REQUEST_S))
     return f"{place.name} takes files, gives them back, lists and deletes them"
+
+
+def attempt_keys(found: Found) -> str:
+    """Whether the ballast that is kept there has room."""
+    folder = Path(found.settings.storage.attempt_keys)
+    if not folder.is_dir():
+        raise misconfigured(Mistake.KEYS_DISK.value, f"{folder} is not there")
+    free, needed = found.ground.free_disk(folder), 2 * ballast.BYTES
+    if free < needed:
+        raise misconfigured(
+            Mistake.KEYS_DISK.value, f"{folder} has {mebibytes(free)} free, {mebibytes(needed)} are needed"
+        )
+    return f"{mebibytes(free)} free in {folder}, {mebibytes(needed)} needed"
 
 
 def process(found: Found) -> str:

@@ -170,6 +170,12 @@ class Mistake(Enum):
         "the bucket of `[storage] blobs` cannot be put into, read, listed or deleted from",
         "do what the line says: the server, the credentials and their rights, the clock, the bucket's name",
     )
+    KEYS_DISK = Misconfiguration(
+        "attempt-keys-unusable",
+        "attempt keys",
+        "the folder of `[storage] attempt_keys` is not there, or next to nothing is free on its disk",
+        "mount it, or free some space on that disk: without it no update and no masked attempt is taken",
+    )
     PLAN_MISSING = Misconfiguration(
         "plan-missing", "plan", "there is no plan of that name", "make it with coordinator plan new NAME"
     )

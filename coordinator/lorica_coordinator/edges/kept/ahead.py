@@ -39,7 +39,8 @@ class Ahead:
         nobody = Leader(federation=federation, term=AFTER_ALL_TERMS, identity=identity, prove=_puts_nothing)
         self._kept = KeptInBucket(root, bucket, nobody)
         self._brought: set[str] = set()
-        self._told: set[str] = set()
+        self._torn: set[str] = set()
+        self._told: set[tuple[str, ...]] = set()
         self.over = threading.Event()
 
     @property
@@ -69,6 +70,10 @@ class Ahead:
                     count += 1
             except LoricaError as error:
                 self._tell(error)
+        torn = self._kept.torn.intersection(paths)
+        for path in sorted(torn & self._torn):
+            self._say("the bucket lacks blocks of a file that this folder has: who takes over puts it again", file=path)
+        self._torn = torn  # in one look alone it may have been under way
         if count:
             _log.info("brought ahead of a take-over", files=count)
 
@@ -92,10 +97,12 @@ class Ahead:
                 file.parent.rmdir()
 
     def _tell(self, error: Exception) -> None:
-        said = str(error)
-        if said not in self._told:
-            self._told.add(said)
-            _log.warning("what the bucket has cannot be brought ahead, it is tried again", error=said)
+        self._say("what the bucket has cannot be brought ahead, it is tried again", error=str(error))
+
+    def _say(self, said: str, **of_what: str) -> None:
+        if (said, *of_what.values()) not in self._told:
+            self._told.add((said, *of_what.values()))
+            _log.warning(said, **of_what)
 
 
 @contextmanager

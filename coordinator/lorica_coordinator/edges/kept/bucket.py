@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from lorica_coordinator.edges.kept.bucket_place import BucketPlace
-from lorica_security.errors import ConfigurationError, LoricaError, StorageError
+from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StorageError
 from lorica_security.visible_text import visible
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Bucket:
         self._api.put(self._store, path, content, use_multipart=False)
 
     def get(self, name: str, most: int) -> memoryview | None:
-        """None where it is not there. Raises StorageError for one of more than `most` bytes, without reading it."""
+        """None where it is not there. Raises IntegrityError for one of more than `most` bytes, without reading it."""
 
         def get() -> memoryview | None:
             try:
@@ -91,7 +91,7 @@ class Bucket:
                     raise
                 return None
             if found.meta["size"] > most:
-                raise StorageError(
+                raise IntegrityError(
                     f"{self.name}{name} has {found.meta['size']} bytes, more than the {most} that it may have: "
                     "restore it from the bucket's versions"
                 )

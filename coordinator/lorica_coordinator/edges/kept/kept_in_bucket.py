@@ -117,6 +117,9 @@ class KeptInBucket:
         self._cipher = BlockCipher.of(leader.identity, leader.federation)
         self._objects: dict[str, set[ObjectName]] = {}  # by path
         self._marks: dict[str, FileMark] = {}
+        self.torn: set[str] = set()
+        """Paths of files that are whole in the folder, and were not in the bucket when they were brought: `keep` puts
+        them again."""
         self._unneeded: set[ObjectName] = set()
         self._lock = threading.Lock()  # over what is known
         self._aside = Aside()
@@ -214,14 +217,26 @@ class KeptInBucket:
             raw, leader.identity.public_key(), federation=leader.federation, path=path, term=newest.term, where=where
         )
         target, index = self._root / path, digest_of_block(raw)
+        is_torn = self._is_torn(kept)
         mark = self._same(target, kept, self.seen.get(path), index)
         brought = mark is None
         if mark is None:
             mark = self._fetch(kept, target)
         with self._lock:
-            self._marks[path] = mark
             self.seen[path] = Seen(index, mark)
+            if is_torn and not brought:
+                self._marks.pop(path, None)
+                self.torn.add(path)
+            else:
+                self._marks[path] = mark
+                self.torn.discard(path)
         return brought
+
+    def _is_torn(self, kept: KeptFile) -> bool:
+        """Whether a block that its index names was not there at the last look."""
+        with self._lock:
+            there = {str(one) for one in self._objects.get(kept.path, ())}
+        return any(kept.block(number) not in there for number in range(len(kept.blocks)))
 
     def _fetch(self, kept: KeptFile, target: Path) -> FileMark:
         work = self._root / WORK / secrets.token_hex(8)
@@ -251,8 +266,10 @@ class KeptInBucket:
         content = self._bucket.get(name, kept.size_of(number) + (0 if encrypted else MORE_BYTES))
         if content is None:
             raise IntegrityError(
-                f"{self.name}{name} is missing: restore it from the bucket's versions, or delete what is below "
-                f"{self.name}{kept.index.removesuffix(INDEX)} to go on without that file"
+                f"{self.name}{name} is missing: start the coordinator that led, whose folder has {kept.path} and puts "
+                "it again, or copy that file from there; else restore that object from the bucket's versions; where "
+                f"both are lost delete what is below {self.name}{kept.index.removesuffix(INDEX)} to go on without that "
+                "file"
             )
         if not encrypted:
             content = self._cipher.open(name, content, f"{self.name}{name}")
@@ -326,6 +343,7 @@ class KeptInBucket:
                 objects -= former
                 self._unneeded |= former
                 self._marks[relative] = mark
+                self.torn.discard(relative)
 
     def _put_block(self, path: str, descriptor: int, number: int, mark: FileMark) -> str:
         begin = number * self._block_bytes

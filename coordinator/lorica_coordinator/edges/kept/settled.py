@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +51,8 @@ HasKey = Callable[[Path, str], bool]
 def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
     """`has_key` is of updates on their way in.
 
-    Raises IntegrityError for a block that is missing or another one, StorageError.
+    What lacks a block in the bucket alone is put again, in this leader's term. Raises IntegrityError for a block that
+    is missing or another one, but for those of updates, which are left out; StorageError.
     """
     kept.look()
     try:
@@ -60,17 +62,31 @@ def settle(kept: KeptInBucket, root: Path, has_key: HasKey) -> Settled:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="bring") as readers:
             for turn in (0, 1):
                 some = [path for path in paths if turn_of(path) == turn and is_of_use(path, root, has_key)]
-                brought += sum(readers.map(kept.bring, some))
+                brought += sum(readers.map(partial(_bring, kept), some))
         shutil.rmtree(root / WORK, ignore_errors=True)
         in_bucket = set(paths)
         lacking = [path for path in _in_folder(root) if path not in in_bucket and _is_whole(path, root, has_key)]
     except OSError as error:
         raise StorageError(f"{root} cannot be read: {error.strerror or error}") from error
-    if not paths:
-        kept.keep(*(root / path for path in lacking))
-    put, later = (len(lacking), 0) if not paths else (0, len(lacking))
-    _log.info("the state folder and the bucket are settled", bucket=kept.name, brought=brought, put=put, later=later)
-    return Settled(brought, put, tuple(lacking) if paths else ())
+    at_once, later = (sorted(kept.torn), lacking) if paths else (lacking, [])
+    kept.keep(*(root / path for path in at_once))
+    for path in at_once if paths else ():
+        _log.warning("the bucket lacked blocks of a file: it was put again", file=path, bucket=kept.name)
+    put = len(at_once)
+    _log.info(
+        "the state folder and the bucket are settled", bucket=kept.name, brought=brought, put=put, later=len(later)
+    )
+    return Settled(brought, put, tuple(later))
+
+
+def _bring(kept: KeptInBucket, path: str) -> bool:
+    try:
+        return kept.bring(path)
+    except IntegrityError as error:
+        if not path.startswith(f"{SPOOLS}/"):
+            raise
+        _log.warning("an update does not open: the round goes on without it", file=path, error=str(error))
+        return False
 
 
 def turn_of(path: str) -> int:

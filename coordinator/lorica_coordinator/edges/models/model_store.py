@@ -120,13 +120,28 @@ class ModelStore:
         IntegrityError when it was changed.
         """
         published = self._imported()
-        if published is None or not self.exists(published):
+        if published is None or self.lacking(published):
             published = self._import()
         self.keep(published)
         return published
 
     def exists(self, model: Digest) -> bool:
         return self._path(model).exists()
+
+    def lacking(self, model: Digest) -> tuple[Path, ...]:
+        """Files of `model` without which nobody trains from it, or no next one is made of it."""
+        needed = (self._path(model), self._manifest_path(model))
+        return tuple(path for path in needed if not path.exists()) + self._lacking_of_state(model)
+
+    def _lacking_of_state(self, model: Digest) -> tuple[Path, ...]:
+        """With a record of the state that cannot be made out: it is no better than none."""
+        try:
+            state = self.state(model)
+            if self.keeps_master:
+                self.master(model, state)
+        except (IntegrityError, StorageError):
+            return (self._state_folder(model) / "state.json",)
+        return tuple(slot.path for slot in state.slots.values() if not slot.path.exists())
 
     def manifest(self, model: Digest) -> Manifest:
         """Raises StorageError when the model is not stored, IntegrityError when its manifest was damaged."""
@@ -337,7 +352,7 @@ class ModelStore:
 
     def _publish(self, work: Path, manifest: Manifest, *, with_state: bool) -> None:
         model = manifest.digest
-        keeps_its_own = self.exists(model) and (model == self._initial or self._state_folder(model).exists())
+        keeps_its_own = self.exists(model) and not self._lacking_of_state(model)
         if with_state and not keeps_its_own:
             shutil.rmtree(self._state_folder(model), ignore_errors=True)
             (work / "optimizer").rename(self._state_folder(model))

@@ -306,7 +306,7 @@ class Spools:
         place = self._place(key, silo)
         with self._lock:
             known, spool = place.read(), self._known.get(place)
-            key_of_spool = None if known is None else place.key(known[2])
+            key_of_spool = None if known is None or not place.delta.exists() else place.key(known[2])
         if known is None or known[0].digest != update or known[1] is None or key_of_spool is None:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"

@@ -40,7 +40,7 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     tell_closed(audit, releases)
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
-            rows.remember(newest)
+            rows.make_known(newest)
 
 
 def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:

@@ -163,14 +163,16 @@ class ForOperators(FederationParts):
             raise StateError(f"there is no plan to {what}: start one with coordinator plan start")
 
     def _missing(self, opened: OpenedPlan, course: Course) -> str:
-        """Why the plan cannot go on from its present model; "" where that is stored."""
-        if opened.parts.models.exists(course.model):
+        """Why the plan cannot go on from its present model; "" where all is stored that silos and the next sum need."""
+        if not (lacking := opened.lacking(course.model)):
             return ""
+        first = f"{lacking[0]} (and {len(lacking) - 1} more)" if len(lacking) > 1 else lacking[0]
         return (
-            f"model {course.model} of plan {course.terms.name}, from which it goes on, is stored nowhere that this "
-            "coordinator knows: the database is of another instant than the files are, or they were deleted; bring "
-            "back the bucket's versions of the database's instant, or state/models of the folder that has it, and "
-            f"start again; where it is lost, start another plan with --leave {course.terms.name}"
+            f"model {course.model} of plan {course.terms.name}, from which it goes on, is not whole: {first} is "
+            "stored nowhere that this coordinator knows; the database is of another instant than the files are, or "
+            "they were deleted: bring back the bucket's versions of the database's instant, or that file from "
+            "state/models of the folder that has it, and start again; where it is lost, start another plan with "
+            f"--leave {course.terms.name}"
         )
 
     async def _check_unused(self, opened: OpenedPlan) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from sqlalchemy import Connection, Row, Select, Table, func, insert, or_, select
 from sqlalchemy.exc import IntegrityError as NotUnique
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
@@ -24,8 +25,10 @@ from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from lorica_coordinator.edges.database.postgresql.newest import SharedNewest
 from lorica_coordinator.edges.database.postgresql.server import GaveWay, PostgresqlDatabase
 from lorica_security.audit.chain import Head, text, whole_number
-from lorica_security.errors import IntegrityError, StorageError
+from lorica_security.errors import ConfigurationError, IntegrityError, StorageError
 from lorica_security.host import files
+
+_log = structlog.get_logger(__name__)
 
 Fence = Callable[[Connection], None]
 _BATCH: Final = 1000
@@ -104,7 +107,8 @@ class ChainedRows:
             query = query.where(self._table.c.sequence < found[-1].sequence)
 
     def append(self, rows: Sequence[ChainedRow], *, newest: ChainedRow | None) -> None:
-        """Durable when this returns, all or none; `newest` is what the folder is to have of them, if anything.
+        """Durable when this returns, all or none; `newest` is what the folder is to have of them, if anything: rows
+        that are there count also where it cannot have it.
 
         Raises Moved where they do not follow what is there, IntegrityError where what the folder knows is not there.
         After another error they may be there, or come to be.
@@ -125,7 +129,19 @@ class ChainedRows:
         except NotUnique as error:
             raise self._moved() from error
         if newest is not None:
-            self.remember(newest)
+            self.make_known(newest)
+
+    def make_known(self, row: ChainedRow) -> None:
+        """`remember`, of a row that counts also where its file cannot be written: that is told."""
+        try:
+            self.remember(row)
+        except (ConfigurationError, StorageError) as error:
+            _log.error(
+                "the newest entry is kept in the database alone: put back to before it, it is not found out",
+                rows=self.where,
+                entry=row.sequence,
+                error=str(error),
+            )
 
     def kept(self) -> ChainedRow | None:
         """What the folder knows to be the newest; None where it knows nothing, or is not held against the rows."""
