@@ -30,7 +30,11 @@ from silo_agent.service.ports import Cancelled, Notice, Progress, TrainedUpdate
 from silo_agent.settings import TrainingSection
 
 LOOK_S: Final = 0.05
-"""Between two looks at what the ranks have written."""
+"""Between two looks at what the ranks have written, at least."""
+MOST_LOOK_S: Final = 0.25
+LATE: Final = 0.02
+"""Of the time that a call has taken: so much later may be heard what came of it. Most of what an agent does beside its
+ranks is to look."""
 WATCH_S: Final = 1.0
 """Between two looks whether they go on."""
 ALIVE_S: Final = 2.0
@@ -108,6 +112,7 @@ class RankGroup:
         stop, next_notice = self._folder / f"stop-{number}", next(noticed)
         outs: dict[int, frames.Done | frames.Raised] = {}
         watch, news = _Watch(self._folder, self._section), News(self._folder)
+        began = time.monotonic()
         while len(outs) < self._section.processes:
             if cancelled() and not stop.exists():
                 frames.put(stop, b"")
@@ -126,7 +131,7 @@ class RankGroup:
             if len(outs) < self._section.processes:
                 self._require_running()
                 watch.require_going_on(outs)
-                self._over.wait(LOOK_S)
+                self._over.wait(until_next_look(time.monotonic() - began))
         self.whole = len(outs) == self._section.processes
         self._sweep(number)
         return self._result(outs)
@@ -262,6 +267,11 @@ def require_alike(readies: Sequence[frames.Ready], examples: str, entropy: str) 
                 raise ConfigurationError(
                     f"{what} of rank {rank} ({value[:16]}) are not those of {whose} ({wanted[:16]}): {remedy}"
                 )
+
+
+def until_next_look(taken_s: float) -> float:
+    """Seconds, in a call that has taken `taken_s`."""
+    return min(max(LOOK_S, LATE * taken_s), MOST_LOOK_S)
 
 
 class News:
