@@ -10,6 +10,7 @@ Relative paths are taken from the folder of silo.toml.
 
 import os
 import re
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,12 +37,16 @@ _BETWEEN_WORDS = re.compile(r"[\s\"';&|()]+")
 """Of a shell: a word of launch may be a whole script."""
 
 
+def words_of_launch(launch: Sequence[str]) -> list[str]:
+    return [word for words in launch for word in _BETWEEN_WORDS.split(words) if word]
+
+
 def _unpickles(launch: list[str]) -> str:
     """The option by which torchrun has a rendezvous of its own, whose state is a pickle; "" where no word is one.
 
     torchrun takes shortened options, `_` for `-`, and variables PET_OPTION.
     """
-    words = [word for words in launch for word in _BETWEEN_WORDS.split(words) if word]
+    words = words_of_launch(launch)
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if not name.startswith(("-", "PET_")):

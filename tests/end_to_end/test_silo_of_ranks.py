@@ -10,18 +10,8 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
 from lorica_security.identifiers import SiloName
-from silo_agent.edges.disk.plan_store import PlanStore
-from silo_agent.edges.disk.silo_folder import SiloFolder
-from silo_agent.edges.keys.own_entropy import own_entropy
-from silo_agent.edges.workshop.silo_sources import SiloSources
-from silo_agent.edges.workshop.workshop import Workshop
-from silo_agent.policy.silo_policy import SiloPolicy
-from silo_agent.service.ports import RoundModel
-from silo_agent.settings import Settings
-from silo_wire.canonical import Digest
-from silo_wire.manifest import manifest_of
-from silo_wire.messages import RoundKey
 from tests.support.federation import Federation
+from tests.support.trained_alone import bundle_at, folder_of, update_alone, vectors
 from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
 
@@ -56,7 +46,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         it.coordinator("plan", "new", "plain", "--size", "micro", *values)
         it.serve("--plan", "plain")
         it.agent(SILO, "enroll", it.coordinator("invite", SILO).strip())
-        (folder(it).root / "silo.toml").write_text('[training]\nprocesses = 2\nthreads = 1\ndevice = "cpu"\n')
+        (folder_of(it, SILO).root / "silo.toml").write_text('[training]\nprocesses = 2\nthreads = 1\ndevice = "cpu"\n')
         it.start_agent(SILO)
         it.wait(it.all_ready)
         it.coordinator("plan", "start", "plain")
@@ -64,59 +54,22 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield it
 
 
-def folder(it: Federation) -> SiloFolder:
-    return SiloFolder(it.root / "agents" / SILO)
-
-
 def test_what_it_sent_is_what_one_process_sends(federation: Federation, tmp_path: Path) -> None:
     _, (record,) = federation.view().look()
     assert record.outcome == "applied"
-    kept = folder(federation)
-    status, _ = federation.view().look()
-    bundle = PlanStore(kept.plans).load(Digest(status.plan_digest.hex()))
-    assert bundle is not None
-    size = bundle.layout.total_bytes
-    (sent,) = (path for path in kept.updates.iterdir() if path.stat().st_size == size)
-    settings = Settings.model_validate(
-        {"data": {"folder": str(federation.data[SILO])}, "training": {"device": "cpu", "threads": 1}}
-    )
-    one = Workshop(
-        settings=settings,
-        policy=SiloPolicy(rules=settings.policy, silo=SILO),
-        sources=SiloSources(settings, tmp_path / "scratch"),
-        own_entropy=own_entropy(kept.own_entropy),
-    )
-    one.prepare(bundle, None)
-    models = {manifest_of(bundle.layout, [path.read_bytes()]).digest: path for path in vectors(kept.models, size)}
-    begun = bundle.plan.model.initial
-    one.train(
-        bundle=bundle,
-        key=RoundKey(federation=bundle.plan.federation, plan=bundle.plan.digest, round=1, attempt=1),
-        model=RoundModel(file=models[begun], manifest=manifest_of(bundle.layout, [models[begun].read_bytes()])),
-        update_file=tmp_path / "update",
-        included_update=None,
-        told_before=None,
-        checkpoint_file=tmp_path / "checkpoint",
-        progress=lambda fraction: None,
-        notice=lambda event, detail: None,
-        cancelled=lambda: False,
-    )
-    assert (tmp_path / "update").read_bytes() == sent.read_bytes()
-
-
-def vectors(models: Path, size: int) -> list[Path]:
-    return [path for path in models.rglob("*") if path.is_file() and path.stat().st_size == size]
+    (sent,) = vectors(folder_of(federation, SILO).updates, bundle_at(federation, SILO).layout.total_bytes)
+    assert update_alone(federation, SILO, tmp_path).read_bytes() == sent.read_bytes()
 
 
 def test_its_ranks_end_with_it_and_leave_nothing(federation: Federation) -> None:
     """Last of this module: the agent is told to stop, as a service manager does."""
-    groups = list(folder(federation).ranks.glob("group-*"))
+    groups = list(folder_of(federation, SILO).ranks.glob("group-*"))
     assert len(groups) == 1, "one group trained, and is there for the next round"
     ranks = [process for process in psutil.process_iter() if str(groups[0]) in words_of(process)]
     assert len(ranks) == 3, "a launcher and two ranks"
     federation.processes.stop(SILO)
     until(lambda: not any(process.is_running() for process in ranks), lambda: None, 60.0)
-    assert not list(folder(federation).ranks.glob("group-*"))
+    assert not list(folder_of(federation, SILO).ranks.glob("group-*"))
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -57,27 +57,27 @@ def why_not() -> str:
     if not Path("/dev/net/tun").exists():
         return "/dev/net/tun is missing: modprobe tun"
     try:
-        _ip("netns", "add", probe := _name())
-        _ip("netns", "delete", probe)
+        ip("netns", "add", probe := new_name())
+        ip("netns", "delete", probe)
     except subprocess.CalledProcessError as error:
         return f"ip netns add fails: {error.stderr.strip()}"
     return ""
 
 
-def _name() -> str:
+def new_name() -> str:
     return f"{PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def _ip(*arguments: str) -> None:
+def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Delete namespaces that a killed test run left behind."""
     for path in RUN_NETNS.glob(f"{PREFIX}*"):
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():
-            _ip("netns", "delete", path.name)
+            ip("netns", "delete", path.name)
 
 
 @dataclass(slots=True)
@@ -198,7 +198,7 @@ class Namespaces:
         self._carrier = threading.Thread(target=self._carry, name="cables", daemon=True)
 
     def __enter__(self) -> Self:
-        _sweep()
+        sweep()
         self.hub = self._make_host(HUB_ADDRESS)
         self._carrier.start()
         return self
@@ -214,13 +214,13 @@ class Namespaces:
         self._poll.close()
         os.close(self._stop)
         for host in self._hosts:
-            _ip("netns", "delete", host.name)
+            ip("netns", "delete", host.name)
 
     def _make_host(self, address: str) -> Host:
-        host = Host(_name(), address)
-        _ip("netns", "add", host.name)
+        host = Host(new_name(), address)
+        ip("netns", "add", host.name)
         self._hosts.append(host)
-        _ip("-n", host.name, "link", "set", "lo", "up")
+        ip("-n", host.name, "link", "set", "lo", "up")
         with host.entered(), contextlib.suppress(OSError):  # BBR takes no notice of loss, most hosts do
             Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
         return host
@@ -243,9 +243,9 @@ class Namespaces:
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         name = f"lr{secrets.token_hex(5)}"
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
-        _ip("link", "set", name, "netns", host.name)
-        _ip("-n", host.name, "address", "add", f"{host.address}/32", "peer", f"{peer.address}/32", "dev", name)
-        _ip("-n", host.name, "link", "set", name, "mtu", str(packet_bytes), "up")
+        ip("link", "set", name, "netns", host.name)
+        ip("-n", host.name, "address", "add", f"{host.address}/32", "peer", f"{peer.address}/32", "dev", name)
+        ip("-n", host.name, "link", "set", name, "mtu", str(packet_bytes), "up")
         return fd
 
     # ---- the thread that carries -----------------------------------------------------------------------------------

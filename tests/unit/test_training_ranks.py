@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from socket import gethostname
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,7 @@ from silo_agent.edges.ranks.rank_group import (
     _kill_session,
     require_alike,
     require_versions,
+    until_next_look,
 )
 from silo_agent.edges.ranks.rank_process import GONE, _Bench, _require_private
 from silo_agent.policy.rank_limits import rank_refusals
@@ -402,7 +404,7 @@ def test_a_launch_without_processes_is_refused() -> None:
 def test_a_launch_that_is_not_there_is_named_with_its_remedy() -> None:
     with pytest.raises(ConfigurationError, match="'no-such-launcher', and no such program is found: install it"):
         check_launch(TrainingSection(processes=2, launch=["no-such-launcher", "{processes}"]))
-    with pytest.raises(ConfigurationError, match=r"'ib9' is no network interface of this machine: give one of .*lo"):
+    with pytest.raises(ConfigurationError, match=rf"'ib9' is no network interface of {gethostname()}: give .*\blo,"):
         check_launch(TrainingSection(processes=2, rank_interface="ib9"))
     assert "2 ranks, on lo" in check_launch(TrainingSection(processes=2))
     assert check_launch(TrainingSection()) == "training is in the agent's own process"
@@ -755,6 +757,16 @@ def test_a_group_that_has_no_place_is_an_error_that_names_it(tmp_path: Path) -> 
     (tmp_path / "ranks").write_bytes(b"")
     with pytest.raises(LoricaError, match="ranks"):
         RankGroup(TrainingSection(processes=2), frames.Start.model_construct(), b"", {}, tmp_path / "ranks", "e")
+
+
+def test_an_agent_looks_less_often_at_a_call_that_takes_long_and_hears_its_end_soon_all_the_same() -> None:
+    now, looks = 0.0, 0
+    while now < 13.0:
+        now, looks = now + until_next_look(now), looks + 1
+    assert looks < 150  # of 260 in all, 20 a second
+    assert until_next_look(0.0) == 0.05
+    assert until_next_look(1.0) == 0.05
+    assert until_next_look(1e5) == 0.25
 
 
 def test_the_agent_looks_for_frames_where_there_may_be_some(tmp_path: Path) -> None:

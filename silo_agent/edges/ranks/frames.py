@@ -13,7 +13,7 @@ nothing of it is ever run. One call is under way at a time.
     call-N.json    what to train; stop-N: that it is to end
     progress-N     of rank 0: the fraction done; notice-N-K.json: what people should know
     out-N-R.json   what came of call N at rank R
-    end            the ranks are to end; gone-R: rank R heard it
+    end            the ranks are to end; gone-R: rank R heard it, or ended before
 """
 
 import os

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ _NUMBERED_BY: Final = (
 which may have started its daemons by srun."""
 _OF_SRUN_TOO: Final = "SLURM_NTASKS"
 """Which srun takes for its option; read only where SLURM_PROCID is there, and that srun alone sets."""
-_INTERFACES: Final = Path("/sys/class/net")
 _DIGITS: Final = re.compile(r"[0-9]{1,6}")
 
 
@@ -56,16 +56,22 @@ def check_launch(section: TrainingSection) -> str:
             f"[training] launch begins with {section.launch[0]!r}, and no such program is found: install it, give its "
             "whole path, or leave launch out where all ranks run on this machine"
         )
-    # Of another node nobody knows what its interfaces are called.
-    if not section.launch and _INTERFACES.is_dir() and not (_INTERFACES / section.rank_interface).exists():
-        there = ", ".join(sorted(path.name for path in _INTERFACES.iterdir()))
-        raise ConfigurationError(
-            f"[training] rank_interface = {section.rank_interface!r} is no network interface of this machine: give one "
-            f"of {there}, or leave it out: ranks on one machine need loopback alone"
-        )
+    if not section.launch:  # of another node that node's rank will say it
+        require_interface(section.rank_interface)
     by = f" by {section.launch[0]}" if section.launch else ""
     heard = "" if section.rank_interface == LOOPBACK else ", which has neither TLS nor authentication: keep others off"
     return f"{section.processes} ranks{by}, on {section.rank_interface}{heard}"
+
+
+def require_interface(name: str) -> None:
+    """Raise ConfigurationError where this machine has no such network interface."""
+    there = sorted(interface for _, interface in socket.if_nameindex())
+    if name not in there:
+        raise ConfigurationError(
+            f"[training] rank_interface = {name!r} is no network interface of {socket.gethostname()}: give one of "
+            f"{', '.join(there)}, by a name that all machines of the ranks have, or leave it out: ranks on one machine "
+            "need loopback alone"
+        )
 
 
 def threads_of_a_rank(section: TrainingSection) -> int:

@@ -24,13 +24,17 @@ import psutil
 
 from lorica_security.errors import ConfigurationError, StateError, StorageError
 from lorica_security.host.files import make_private_folder
-from silo_agent.edges.ranks import frames
+from silo_agent.edges.ranks import frames, slurm_jobs
 from silo_agent.edges.ranks.launching import rank_command, rank_environment
 from silo_agent.service.ports import Cancelled, Notice, Progress, TrainedUpdate
 from silo_agent.settings import TrainingSection
 
 LOOK_S: Final = 0.05
-"""Between two looks at what the ranks have written."""
+"""Between two looks at what the ranks have written, at least."""
+MOST_LOOK_S: Final = 0.25
+LATE: Final = 0.02
+"""Of the time that a call has taken: so much later may be heard what came of it. Most of what an agent does beside its
+ranks is to look."""
 WATCH_S: Final = 1.0
 """Between two looks whether they go on."""
 ALIVE_S: Final = 2.0
@@ -82,7 +86,7 @@ class RankGroup:
         try:
             make_private_folder(parent)
             for left in parent.glob("group-*"):
-                _end_left(left)
+                _end_left(left, section)
             self._folder = Path(tempfile.mkdtemp(prefix="group-", dir=parent))  # of mode 0700
         except OSError as error:
             raise frames.unwritten(parent, error) from error
@@ -108,6 +112,7 @@ class RankGroup:
         stop, next_notice = self._folder / f"stop-{number}", next(noticed)
         outs: dict[int, frames.Done | frames.Raised] = {}
         watch, news = _Watch(self._folder, self._section), News(self._folder)
+        began = time.monotonic()
         while len(outs) < self._section.processes:
             if cancelled() and not stop.exists():
                 frames.put(stop, b"")
@@ -126,7 +131,7 @@ class RankGroup:
             if len(outs) < self._section.processes:
                 self._require_running()
                 watch.require_going_on(outs)
-                self._over.wait(LOOK_S)
+                self._over.wait(until_next_look(time.monotonic() - began))
         self.whole = len(outs) == self._section.processes
         self._sweep(number)
         return self._result(outs)
@@ -138,13 +143,16 @@ class RankGroup:
             frames.put(self._folder / frames.END, b"")
         if self._process is not None:
             self._kill(self._process)
-        _farewell(self._folder, self._hellos)
+        _farewell(self._folder, self._hellos, self._section)
 
     def _launch(self) -> None:
         command = rank_command(self._section, self._folder)
+        environment = rank_environment()
+        if slurm_jobs.by_srun(self._section.launch):
+            environment |= slurm_jobs.named_for(self._folder)
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, env=rank_environment(), start_new_session=True, cwd=self._folder
+                command, stdin=subprocess.PIPE, env=environment, start_new_session=True, cwd=self._folder
             )
         except OSError as error:
             raise ConfigurationError(
@@ -261,6 +269,11 @@ def require_alike(readies: Sequence[frames.Ready], examples: str, entropy: str) 
                 )
 
 
+def until_next_look(taken_s: float) -> float:
+    """Seconds, in a call that has taken `taken_s`."""
+    return min(max(LOOK_S, LATE * taken_s), MOST_LOOK_S)
+
+
 class News:
     """Whether a folder may have frames that were not there at the last look.
 
@@ -318,7 +331,7 @@ class _Watch:
             )
 
 
-def _end_left(folder: Path) -> None:
+def _end_left(folder: Path, section: TrainingSection) -> None:
     """What an agent that was killed left in `folder`: no rank of it writes anything once this returns."""
     hellos = []
     for path in folder.glob("hello-*.json"):
@@ -327,11 +340,13 @@ def _end_left(folder: Path) -> None:
                 hellos.append(hello)
     with suppress(StorageError):
         frames.put(folder / frames.END, b"")
-    _farewell(folder, hellos)
+    _farewell(folder, hellos, section)
 
 
-def _farewell(folder: Path, hellos: Sequence[frames.Hello]) -> None:
+def _farewell(folder: Path, hellos: Sequence[frames.Hello], section: TrainingSection) -> None:
     """Ranks of this machine are killed, others waited for until they heard that they are to end."""
+    if slurm_jobs.by_srun(section.launch):
+        slurm_jobs.cancel_of(folder)
     here = socket.gethostname()
     elsewhere = [hello.rank for hello in hellos if hello.host != here]
     for hello in hellos:

@@ -26,7 +26,7 @@ from lorica_security.host.private_memory import keep_memory_private
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.keys.own_entropy import own_entropy
 from silo_agent.edges.ranks import frames
-from silo_agent.edges.ranks.launching import Place, device_of_rank, heard_on, place_of
+from silo_agent.edges.ranks.launching import Place, device_of_rank, heard_on, place_of, require_interface
 from silo_agent.edges.ranks.versions import versions
 from silo_agent.edges.workshop.silo_sources import Reading, SiloSources
 from silo_agent.edges.workshop.workshop import enough_memory, on_records
@@ -78,12 +78,13 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
     ).write(folder / f"hello-{rank}.json")
     os.environ.update(heard_on(start.interface))
     try:
+        require_interface(start.interface)
         bench = _Bench(folder, start, place)
-    except RanksParted:
-        raise
     except LoricaError as error:
-        frames.Out(out=frames.Raised.of(error)).write(folder / f"out-0-{rank}.json")
-        os._exit(GONE)
+        if not isinstance(error, RanksParted):
+            frames.Out(out=frames.Raised.of(error)).write(folder / f"out-0-{rank}.json")
+        _say_gone(folder, rank)
+        raise
     for number in count(1):
         frames.Out(out=bench.outcome(number)).write(folder / f"out-{number}-{rank}.json")
     raise AssertionError("there is always a next call")
@@ -91,7 +92,13 @@ def run(folder: Path, environment: Mapping[str, str]) -> NoReturn:
 
 def _require_private(folder: Path) -> None:
     """The folder of frames is this account's alone, or anybody could say what to train and where to write it."""
-    found = folder.lstat()
+    try:
+        found = folder.lstat()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{folder} is not there: its agent has ended these ranks, or have [training] launch start them where the "
+            "silo's folder is mounted at the same path"
+        ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigurationError(
             f"{folder} is not a folder of this account's alone (mode 0700): run ranks as the account of the agent"
@@ -109,9 +116,14 @@ def _end_with_agent(folder: Path, rank: int) -> NoReturn:
         elif time.monotonic() - since > AGENT_GONE_S:
             break
         never.wait(1.0)
+    _say_gone(folder, rank)
+    os._exit(GONE)
+
+
+def _say_gone(folder: Path, rank: int) -> None:
+    """Else the agent waits for a rank of another machine until it must have missed its signs."""
     with suppress(StorageError):
         frames.put(folder / f"gone-{rank}", b"")
-    os._exit(GONE)
 
 
 class _Bench:
