@@ -93,6 +93,10 @@ def running_slurm() -> Iterator[Path]:
         until(lambda: "idle" in _told(environment, "sinfo", "--noheader"), check, START_S)
         yield config
     finally:
+        if len(started) == 3:  # slurmd would leave behind what runs
+            _told(environment, "scancel", "--signal=KILL", f"--user={getpass.getuser()}")
+            with suppress(AssertionError):
+                until(lambda: not jobs(config), lambda: None, START_S)
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
