@@ -4,6 +4,7 @@ srun ends its job itself, but not where it and the process that it has for that 
 service is. Slurm then keeps the nodes for a job in which nothing runs, and the next group waits for them without end.
 """
 
+import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,8 +29,10 @@ def named_for(folder: Path) -> dict[str, str]:
 
 def cancel_of(folder: Path) -> None:
     """Whatever is left of the job for the group in `folder`: running, or waiting for nodes."""
+    if (scancel := shutil.which("scancel")) is None:
+        return
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(["scancel", "--quiet", "--name", _name(folder)], timeout=ANSWER_S, check=False)
+        subprocess.run([scancel, "--quiet", "--name", _name(folder)], timeout=ANSWER_S, check=False)
 
 
 def _name(folder: Path) -> str:
