@@ -34,6 +34,7 @@ from tests.unit.test_kept_files import (
     keep_record,
 )
 
+ANOTHER_PATH = f"bundles/{'ef' * 32}.bundle"
 PATHS = (MODEL_PATH, STATE_PATH, BUNDLE_PATH, EVIDENCE_PATH, VERDICTS_PATH)
 
 
@@ -73,6 +74,7 @@ class Two:
         two = cls(Place(folder / "leader", store, 1), store, folder / "standby", ReadOnly(store))
         two.ahead = Ahead(two.root, two.bucket, FEDERATION, KEY, two.as_standby().has_key)
         two.leader.settle()
+        two.leader.keep(ANOTHER_PATH, b"stays")
         return two
 
     def as_standby(self, term: int = 2) -> Place:
@@ -80,7 +82,12 @@ class Two:
 
     @property
     def files(self) -> dict[str, bytes]:
-        return self.as_standby().files()
+        """Of the one that stands by, but for the one that always is there."""
+        return _but_another(self.as_standby())
+
+    @property
+    def leaders(self) -> dict[str, bytes]:
+        return _but_another(self.leader)
 
     def take_over(self) -> tuple[Settled, list[str]]:
         """And which objects that read."""
@@ -91,6 +98,12 @@ class Two:
         kept = KeptInBucket(self.root, bucket, leader, seen=self.ahead.seen, block_bytes=BLOCK)
         bucket.get = self.bucket.get  # type: ignore[method-assign]
         return settle(kept, self.root, self.as_standby().has_key), self.bucket.read
+
+
+def _but_another(place: Place) -> dict[str, bytes]:
+    found = place.files()
+    found.pop(ANOTHER_PATH, None)
+    return found
 
 
 @pytest.fixture
@@ -132,12 +145,12 @@ def test_after_a_look_the_folder_has_what_the_leader_keeps_and_taking_over_reads
     two = Two.at(tmp_path_factory.mktemp("two"))
     for step in (*steps, _look):
         step(two)
-    assert two.files == two.leader.files()
+    assert two.files == two.leaders
     assert not (two.root / WORK).exists() or not list((two.root / WORK).iterdir())
     settled, read = two.take_over()
     assert settled == Settled(0, 0)
     assert all(name.endswith(INDEX) for name in read)
-    assert two.files == two.leader.files()
+    assert two.files == two.leaders
 
 
 def test_what_was_brought_and_changed_since_is_brought_again(two: Two) -> None:
@@ -222,6 +235,14 @@ def test_a_file_that_the_folder_had_stays_when_the_bucket_has_it_no_more(two: Tw
         place.write(MODEL_PATH, b"the model")
     two.leader.kept.keep(two.leader.root / MODEL_PATH)
     two.ahead.turn()
+    two.leader.bucket.delete({name for name in two.leader.objects if ANOTHER_PATH not in name})
+    two.ahead.turn()
+    assert two.files == {MODEL_PATH: b"the model"}
+
+
+def test_a_bucket_that_is_empty_at_once_takes_nothing_that_was_brought(two: Two) -> None:
+    two.leader.keep(MODEL_PATH, b"the model")
+    two.ahead.turn()
     two.leader.bucket.delete(two.leader.objects)
     two.ahead.turn()
     assert two.files == {MODEL_PATH: b"the model"}
@@ -295,7 +316,7 @@ def test_it_brings_while_another_one_leads_and_ends_in_the_middle_of_a_file(tmp_
     assert MODEL_PATH not in two.files or two.files[MODEL_PATH] == b"m" * 40 * BLOCK
     two.bucket.get = real  # type: ignore[method-assign]
     two.take_over()
-    assert two.files == two.leader.files()
+    assert two.files == two.leaders
 
 
 def test_every_kind_of_file_that_is_kept_is_tried_here() -> None:

@@ -4,7 +4,7 @@ A ledger is signed by nobody. Its copy, or rows of it, may be edited and chained
 tells of each sum is the coordinator's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +81,10 @@ def forged(draw: st.DrawFn, true: Sequence[Entry]) -> list[Entry]:
     return chained(entries)
 
 
-def told_of(entries: Sequence[Entry]) -> set[tuple[int, Digest, str]]:
+Told = Set[tuple[int, Digest, str]]
+
+
+def told_of(entries: Sequence[Entry]) -> Told:
     return {(entry.sequence, Digest(entry.plan), entry.digest) for entry in entries}
 
 
@@ -98,11 +101,14 @@ class Folder:
             kept.append(entries)
         self.copy = folder / "copy"
 
-    def settle(self, newer: Sequence[Entry], told: set[tuple[int, Digest, str]], *, whole: bool = True) -> set[str]:
+    def settle(
+        self, newer: Sequence[Entry], told: Told, *, unsigned: Told = frozenset(), whole: bool = True
+    ) -> set[str]:
         """The plans that are closed."""
         self.copy.write_bytes(b"".join(entry.line() for entry in newer))
         self.copy.chmod(0o600)
-        return set(close_plans(self.releases, self.settings, CaughtUp(released=told), self.copy, whole=whole))
+        since = CaughtUp(released={*told, *unsigned}, signed=set(told))
+        return set(close_plans(self.releases, self.settings, since, self.copy, whole=whole))
 
 
 @settings(max_examples=150, deadline=None)
@@ -171,6 +177,19 @@ def test_entries_that_a_whole_log_does_not_tell_of_are_refused_and_counted_where
         folder.settle([first, more], told_of([first]))
     assert folder.settle([first, more], told_of([first]), whole=False) == set(PLANS)
     assert folder.releases.kept.entries() == (first, more)
+
+
+def test_what_nobody_signed_vouches_for_no_other_ledger_than_what_was_signed(tmp_path: Path) -> None:
+    """Whoever has both copies goes on from the log with the digest of a ledger of their own."""
+    first = release([], 0, 1)
+    second = release([first], 0, 2)
+    third = release([first, second], 0, 3)
+    less = replace(second, release=replace(second.release, noise_multiplier=1e9))
+    forged = chained([first, less, third])
+    folder = Folder(tmp_path, [first])
+    with pytest.raises(IntegrityError, match="has another entry 2 than the audit log tells of"):
+        folder.settle(forged, told_of([first, second]), unsigned=told_of(forged[2:]))
+    assert folder.settle([first, second, third], told_of([first, second]), unsigned=told_of([third])) == set()
 
 
 def test_a_sum_that_was_told_last_and_is_not_in_the_copy_closes_its_plan(tmp_path: Path) -> None:

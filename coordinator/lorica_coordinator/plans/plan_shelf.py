@@ -75,8 +75,8 @@ class PlanShelf:
         """The kept copy; raises StateError where there is none, PlanOfAnotherRelease, IntegrityError when it was
         changed."""
         path = self._path(plan)
-        self.require(plan)
         try:
+            self.require(plan)
             raw = path.read_bytes()
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ srun ends its job itself, but not where it and the process that it has for that 
 service is. Slurm then keeps the nodes for a job in which nothing runs, and the next group waits for them without end.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import Final
 
 from silo_agent.settings import words_of_launch
 
+_NOT_TOLD: Final = ("LORICA_", "SCANCEL_")
+"""Variables with secrets of the agent's, and those by which scancel does something else."""
 ANSWER_S: Final = 10.0
 """For Slurm to take it; what it does not take stays in its queue, as `squeue` shows."""
 
@@ -32,7 +35,13 @@ def cancel_of(folder: Path) -> None:
     if (scancel := shutil.which("scancel")) is None:
         return
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([scancel, "--quiet", "--name", _name(folder)], timeout=ANSWER_S, check=False)
+        subprocess.run(
+            [scancel, "--quiet", "--name", _name(folder)],
+            stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if not name.startswith(_NOT_TOLD)},
+            timeout=ANSWER_S,
+            check=False,
+        )
 
 
 def _name(folder: Path) -> str:

@@ -6,6 +6,7 @@ is missing may have been retired between two looks. What is wrong there is told 
 refused by it.
 """
 
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.kept.kept_file import AFTER_ALL_TERMS
-from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket, Leader, Seen
+from lorica_coordinator.edges.kept.kept_in_bucket import WORK, KeptInBucket, Leader, Seen
 from lorica_coordinator.edges.kept.settled import HasKey, is_of_use, turn_of
 from lorica_security.errors import LoricaError
 
@@ -40,6 +41,7 @@ class Ahead:
         self._kept = KeptInBucket(root, bucket, nobody)
         self._brought: set[str] = set()
         self._torn: set[str] = set()
+        self._failed: set[str] = set()
         self._told: set[tuple[str, ...]] = set()
         self.over = threading.Event()
 
@@ -56,11 +58,12 @@ class Ahead:
         try:
             self._kept.look()
             paths = sorted(self._kept.paths(), key=turn_of)
-            self._let_go(self._brought.difference(paths))
+            if paths:  # one that is emptied at once is not a leader's doing
+                self._let_go(self._brought.difference(paths))
         except (LoricaError, OSError) as error:
             self._tell(error)
             return
-        count = 0
+        count, failed = 0, set[str]()
         for path in paths:
             if self.over.is_set():
                 break
@@ -68,17 +71,23 @@ class Ahead:
                 if is_of_use(path, self._root, self._has_key) and self._kept.bring(path):
                     self._brought.add(path)
                     count += 1
-            except LoricaError as error:
-                self._tell(error)
+            except (LoricaError, OSError) as error:
+                failed.add(path)
+                if path in self._failed:  # in one look alone it may have been retired meanwhile
+                    self._tell(error, path)
+        self._failed = failed
         torn = self._kept.torn.intersection(paths)
         for path in sorted(torn & self._torn):
-            self._say("the bucket lacks blocks of a file that this folder has: who takes over puts it again", file=path)
+            self._say(
+                "the bucket lacks blocks of a file that this folder has: who takes over puts it again", path, file=path
+            )
         self._torn = torn  # in one look alone it may have been under way
         if count:
             _log.info("brought ahead of a take-over", files=count)
 
     def run(self) -> None:
         """Until `end`."""
+        shutil.rmtree(self._root / WORK, ignore_errors=True)  # of a process that was killed in a file
         while not self.over.is_set():
             try:
                 self.turn()
@@ -96,12 +105,13 @@ class Ahead:
             with suppress(OSError):  # it has other files
                 file.parent.rmdir()
 
-    def _tell(self, error: Exception) -> None:
-        self._say("what the bucket has cannot be brought ahead, it is tried again", error=str(error))
+    def _tell(self, error: Exception, path: str = "") -> None:
+        said = "what the bucket has cannot be brought ahead, it is tried again"
+        self._say(said, path, type(error).__name__, error=str(error))
 
-    def _say(self, said: str, **of_what: str) -> None:
-        if (said, *of_what.values()) not in self._told:
-            self._told.add((said, *of_what.values()))
+    def _say(self, said: str, *once_for: str, **of_what: str) -> None:
+        if (said, *once_for) not in self._told:
+            self._told.add((said, *once_for))
             _log.warning(said, **of_what)
 
 

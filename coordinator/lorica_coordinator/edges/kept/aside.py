@@ -33,6 +33,12 @@ class Aside:
             self._paths.difference_update(paths)
             self._changed.notify_all()
 
+    def let_go(self, is_below: Callable[[str], bool]) -> None:
+        """Those that are needed no more; none of them is ended with from then on."""
+        with self._ending, self._changed:
+            self._paths = {path for path in self._paths if not is_below(path)}
+            self._changed.notify_all()
+
     def close(self) -> None:
         with self._changed:
             self._over = True

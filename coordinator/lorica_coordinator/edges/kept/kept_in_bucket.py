@@ -165,6 +165,8 @@ class KeptInBucket:
                 self._keep(path, self._for_each)
 
     def forget(self, *paths: Path) -> None:
+        roots = tuple(map(self._relative, paths))
+        self._aside.let_go(lambda path: any(_is_below(path, root) for root in roots))
         with self._lock:
             for path in paths:
                 for kept in self._below(path):
@@ -178,15 +180,19 @@ class KeptInBucket:
         self._aside.add(paths)
         for path in paths:
             file = self._root / path
-            try:
-                if file.exists():
-                    self._keep(file, partial(self._aside.for_each, path), self._aside.ending(path))
-                    if not file.exists():
-                        self.forget(file)
-            except LeftOut:
+            if not file.exists():
                 continue
+            try:
+                self._keep(file, partial(self._aside.for_each, path), self._aside.ending(path))
+            except LeftOut:
+                pass
             except LoricaError as error:
                 _log.warning("what the bucket lacks cannot be put", file=path, error=str(error))
+            try:
+                if not file.exists():  # blocks that were on their way
+                    self.forget(file)
+            except LoricaError as error:
+                _log.warning("what was let go cannot be deleted in the bucket", file=path, error=str(error))
 
     def below(self, folder: Path) -> frozenset[Path]:
         with self._lock:
@@ -421,8 +427,12 @@ class KeptInBucket:
     def _below(self, path: Path) -> list[str]:
         """Holds the lock."""
         relative = self._relative(path)
-        below = "" if relative == "." else f"{relative}/"
-        return [kept for kept in self._objects if kept == relative or kept.startswith(below)]
+        return [kept for kept in self._objects if _is_below(kept, relative)]
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
+
+
+def _is_below(path: str, root: str) -> bool:
+    """Or the same; `root` is "." for all."""
+    return root in (".", path) or path.startswith(f"{root}/")

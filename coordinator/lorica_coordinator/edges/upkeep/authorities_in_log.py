@@ -77,7 +77,7 @@ def _went_on(before: set[_Seen], after: set[_Seen]) -> bool:
         if (found := now.get(one.name)) is None:
             if _number(one) >= newest:
                 return False
-        elif found.digest != one.digest or _ORDER.index(found.stage) < _ORDER.index(one.stage):
+        elif found.digest != one.digest or one.stage not in _ORDER[: _ORDER.index(found.stage) + 1]:
             return False
     return True
 

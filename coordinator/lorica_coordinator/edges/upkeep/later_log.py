@@ -35,7 +35,8 @@ PUT_BACK: Final = ("restore", "settle")
 class CaughtUp:
     """What the newer log changed, for people.
 
-    `released` has each sum's number in the ledger, its plan and the entry's digest; `in_doubt` the plans that an
+    `released` has each sum's number in the ledger, its plan and the entry's digest, `signed` those of them that
+    somebody signed; `in_doubt` the plans that an
     earlier `restore` may have closed.
     """
 
@@ -46,6 +47,7 @@ class CaughtUp:
     to_invite: list[str] = field(default_factory=list)
     offered: set[Digest] = field(default_factory=set)
     released: set[tuple[int, Digest, str]] = field(default_factory=set)
+    signed: set[tuple[int, Digest, str]] = field(default_factory=set)
     forgotten: bool = False
     in_doubt: set[Digest] = field(default_factory=set)
     authorities_changed: bool = False
@@ -71,13 +73,18 @@ def catch_up(
     done = CaughtUp(
         entries=len(reading.entries) - since,
         unsigned=never_signed[0],
-        # A backup has the ledger as it was some entries before the log.
-        released={_sum_of(entry) for entry in reading.entries[:since] if entry.event is Event.SUM_RELEASED},
     )
+
+    def is_signed(entry: Entry) -> bool:
+        return not any(entry.sequence in some for some in never_signed)
+
+    # Of all entries: a backup has the ledger as it was some entries before the log.
+    sums = list(reading.of(Event.SUM_RELEASED))
+    done.released.update(_sum_of(entry) for entry in sums if entry.sequence <= since)
+    done.signed.update(map(_sum_of, filter(is_signed, sums)))
     with transaction as connection:
         for entry in reading.entries[since:]:
-            sealed = not any(entry.sequence in some for some in never_signed)
-            _take(connection, federation, entry, done, sealed=sealed)
+            _take(connection, federation, entry, done, sealed=is_signed(entry))
     return done
 
 

@@ -212,13 +212,13 @@ def close_plans(
     ledger: Path | None,
     *,
     whole: bool = True,
-    newest: Entry | None = None,
+    released: Sequence[Entry] = (),
     marked: frozenset[Digest] = frozenset(),
 ) -> tuple[str, ...]:
     """Those that were begun or released and may have released more since; where the newer ledger goes on from the
     older, those of which it has not every sum that the log tells of, or that an earlier `restore` may have closed. Not
-    `whole`: the log is known to have gone on. `newest`: a release that is known to have been there; `marked`: plans
-    that are known to have released.
+    `whole`: the log is known to have gone on. `released`: what is known to have been there; `marked`: plans that are
+    known to have released.
 
     Raises IntegrityError for a ledger that is not what the log tells of.
     """
@@ -239,15 +239,21 @@ def close_plans(
                 "made from: leave --ledger out, and the plans are closed"
             )
         check_head(newer, head_of(entries), where=str(ledger), by="the ledger in the backup")
-        end = _require_told(newer, told, len(entries), whole=whole, where=str(ledger))
+        for some in (since.signed, told):  # what nobody signed does not speak against what somebody did
+            end = _vouched_for(newer, some, where=str(ledger))
+        if whole and len(newer) > max(end, len(entries)):
+            raise IntegrityError(
+                f"{ledger} has {len(newer)} entries, and the audit log tells of none after entry "
+                f"{max(end, len(entries))}: give a log that is as new, or leave --ledger out, and the plans are closed"
+            )
         if newer[len(entries) :]:
             releases.kept.append(newer[len(entries) :])
         closed = {plan for number, plan, _ in told if number > end}
         if since.forgotten:
             closed |= known | since.in_doubt
-    if newest is not None and not _has(newer, newest.sequence, newest.plan, newest.digest):
+    if lost := [one for one in released if not _has(newer, one.sequence, one.plan, one.digest)]:
         whole = False
-        closed.add(Digest(newest.plan))
+        closed |= {Digest(one.plan) for one in lost}
     if not whole:
         closed |= known | {plan for _, plan, _ in told} | {Digest(entry.plan) for entry in newer}
     if closed:
@@ -263,24 +269,16 @@ def _has(entries: Sequence[Entry], number: int, plan: str, digest: str) -> bool:
     return found.plan == plan and digest in ("", found.digest)
 
 
-def _require_told(
-    newer: Sequence[Entry], told: set[tuple[int, Digest, str]], since: int, *, whole: bool, where: str
-) -> int:
-    """Up to which entry the log vouches for a copy of the ledger. Nobody signed that, and whoever edits it makes its
+def _vouched_for(newer: Sequence[Entry], told: set[tuple[int, Digest, str]], *, where: str) -> int:
+    """Up to which entry a log vouches for a copy of the ledger. Nobody signed that, and whoever edits it makes its
     chain anew. The log has the digest of each entry, and of sums that were told and never entered; an entry names all
-    before it. Raises IntegrityError for what the log tells otherwise, or, where it is `whole`, does not tell of, after
-    the first `since`, which were there."""
+    before it. Raises IntegrityError where it tells otherwise after that."""
     end = max((number for number, plan, digest in told if _has(newer, number, plan, digest)), default=0)
     others = sorted(number for number, _, _ in told if end < number <= len(newer))
     if others:
         raise IntegrityError(
             f"{where} has another entry {others[0]} than the audit log tells of: it was edited, or is of another "
             "history; give another copy, or leave --ledger out, and the plans are closed"
-        )
-    if whole and len(newer) > max(end, since):
-        raise IntegrityError(
-            f"{where} has {len(newer)} entries, and the audit log tells of none after entry {max(end, since)}: give "
-            "a log that is as new, or leave --ledger out, and the plans are closed"
         )
     return end
 

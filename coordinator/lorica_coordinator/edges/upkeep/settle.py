@@ -45,7 +45,6 @@ from lorica_security.errors import ConfigurationError
 from lorica_security.identifiers import FederationName
 from lorica_security.on_disk.log_file import AuditLog
 from lorica_security.on_disk.reading import Reading, read_log
-from lorica_security.privacy.ledger import Entry as Release
 from lorica_security.privacy.ledger import entry_of as release_of
 
 
@@ -120,7 +119,7 @@ def settle(
         since,
         ledger,
         whole=lost is None,
-        newest=_newest_release(kept),
+        released=[release_of(row.content, kept.rows.where) for row in kept.rows.all_known()],
         marked=kept.marked(),
     )
     store.void_invitations(pins=())
@@ -132,11 +131,15 @@ def settle(
         place.go_on_from(reading.walk.position)
     releases.close(told_closed(place))
     require_every_release(place, releases)
-    audit.append(Event.OPERATOR_COMMAND, command="settle", **particulars_of(since, ledger=ledger is not None))
+    said = particulars_of(since, ledger=ledger is not None)
+    if lost is not None:
+        said |= {"lost_from": str(lost.first), "lost_to": str(lost.last)}
+    audit.append(Event.OPERATOR_COMMAND, command="settle", **said)
     tell_closed(audit, releases)
     authorities = ""
     newest = newest_told(place).get(Event.AUTHORITY_CHANGED)
-    if newest is not None and not tells_of(newest.entry, keys.authorities):
+    unsigned = range(0) if since is None else since.unsigned
+    if newest is not None and (newest.entry.sequence in unsigned or not tells_of(newest.entry, keys.authorities)):
         audit.append(Event.AUTHORITY_CHANGED, **tell(keys.authorities.standings()))
         authorities = in_words(keys.authorities)
     for rows in (place.rows, kept.rows):
@@ -150,12 +153,12 @@ def settle(
 def _lost(place: LogRows, newer: Reading, base: int) -> Lost | None:
     """What is known to have come after the end of the newer log, or in place of it; a seal of its end is nothing.
     `base`: how many entries it has in common with the rows."""
-    known = place.rows.all_known()
-    if not known or place.rows.at(known[-1].sequence) == known[-1]:  # of a settling that was cut off at its end
+    known = [row for row in place.rows.all_known() if place.rows.at(row.sequence) != row]
+    if not known:  # as after a settling that was cut off at its end
         return None
     newest, end = known[-1], len(newer.entries)
     if any(row.sequence <= end and newer.entries[row.sequence - 1].digest != row.digest for row in known):
-        return Lost(base + 1, newest.sequence, another_history=True)
+        return Lost(min(base + 1, known[0].sequence), newest.sequence, another_history=True)
     if newest.sequence <= end:
         return None
     seals = newest.sequence == end + 1 and newer.entries[-1:] and newer.entries[-1].digest == newest.previous
@@ -171,11 +174,6 @@ def _why(lost: Lost) -> str:
             f"entry {lost.first - 1} or later"
         )
     return f"ends with entry {lost.first - 1}, and entry {lost.last} is known to have been there"
-
-
-def _newest_release(kept: ReleaseRows) -> Release | None:
-    known = kept.rows.all_known()
-    return release_of(known[-1].content, kept.rows.where) if known else None
 
 
 def _authorities_told_of(newer: Reading, where: str) -> Told | None:

@@ -41,6 +41,8 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
             rows.make_known(newest)
+    for plan in {entry.plan for entry in releases.kept.entries()}:
+        kept.rows.mark(plan)
 
 
 def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:

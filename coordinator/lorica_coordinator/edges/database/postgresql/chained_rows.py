@@ -10,6 +10,7 @@ instant does not have it. It is never replaced by a line that is not newer, nor 
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _log = structlog.get_logger(__name__)
 Fence = Callable[[Connection], None]
 _BATCH: Final = 1000
 _NO_TABLE: Final = "42P01"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _REMEDY: Final = "put a newer one back, or `coordinator settle` says what is to be done about an older one"
 
 
@@ -162,7 +164,8 @@ class ChainedRows:
             self._shared.mark(name)
 
     def marks(self) -> frozenset[str]:
-        own = {path.name for path in self._marks.iterdir()} if self._marks.is_dir() else set()
+        names = {path.name for path in self._marks.iterdir()} if self._marks.is_dir() else set()
+        own = set(filter(_DIGEST.fullmatch, names))
         return frozenset(own if self._shared is None else own | self._shared.marks())
 
     @property
@@ -173,13 +176,15 @@ class ChainedRows:
         """Have the folder know `row`, which is there and goes on from what it knows, unless it knows a newer one."""
         if self.put_back:
             return
-        files.make_private_folder(self.newest.parent)
-        with _alone_with(self.newest):
-            kept = self.kept()
-            if kept is None or kept.sequence < row.sequence:
-                files.write_private(self.newest, row.content)
-        if self._shared is not None:
-            self._shared.keep(row.sequence, row.digest, row.content)
+        try:
+            files.make_private_folder(self.newest.parent)
+            with _alone_with(self.newest):
+                kept = self.kept()
+                if kept is None or kept.sequence < row.sequence:
+                    files.write_private(self.newest, row.content)
+        finally:  # one that cannot be told keeps the other from nothing
+            if self._shared is not None:
+                self._shared.keep(row.sequence, row.digest, row.content)
 
     def forget(self) -> None:
         """What the folder knew: the rows were settled, and are what it knows from now on."""
