@@ -213,7 +213,7 @@ async def test_a_plan_whose_model_is_not_there_is_stopped_and_goes_on_when_it_is
     others = [name for name in machines.bucket.names() if "/models/" in name]
     async with machines.leading("second") as coordinator:
         await is_stopped(coordinator)
-        said = f"model {present} of plan kept, from which it goes on, is stored nowhere"
+        said = f"model {present} of plan kept, from which it goes on, is not whole: "
         standing = await coordinator.service.status()
         assert standing.detail.startswith(f"stopped: {said}")
         assert "start another plan with --leave kept" in standing.detail
