@@ -62,7 +62,7 @@ def preflight(ground: Ground) -> Sequence[Check]:
         checks.notice("attempt keys", folder_checks.KEYS_IN_THE_FOLDER)
     if storage.blobs:
         run("bucket", folder_checks.bucket)
-    if found.settings.storage.attempt_keys:
+    if storage.attempt_keys:
         run("attempt keys", folder_checks.attempt_keys)
     run("clock", folder_checks.clock, unless=no_keys)
     run("address", address_checks.addresses)

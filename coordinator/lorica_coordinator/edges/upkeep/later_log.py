@@ -36,8 +36,7 @@ class CaughtUp:
     """What the newer log changed, for people.
 
     `released` has each sum's number in the ledger, its plan and the entry's digest, `signed` those of them that
-    somebody signed; `in_doubt` the plans that an
-    earlier `restore` may have closed.
+    somebody signed; `in_doubt` the plans that an earlier `restore` may have closed.
     """
 
     entries: int = 0
