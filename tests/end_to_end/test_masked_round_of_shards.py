@@ -96,8 +96,7 @@ def test_a_rank_that_hangs_is_ended_and_the_round_goes_on(federation: Federation
 
 
 def test_the_model_is_that_of_silos_of_one_process(federation: Federation, tmp_path: Path) -> None:
-    """But for the factors by which masked deltas are spread (ADR 16): those go with what is alike in what one rank
-    holds of a tensor, and not in all of it, so that some numbers have another one, above 0 and with the mean 1."""
+    """But for gradients, which ranks add in another order, and by which AdamW's first steps go."""
     _, (record,) = federation.view().look()
     place = Workplace.at(federation.folder / "state", bundle_at(federation, SHARDED))
     made = np.frombuffer(content_of(place.models.vector(Digest(record.model_digest.hex()))), dtype="<f4")
@@ -105,10 +104,7 @@ def test_the_model_is_that_of_silos_of_one_process(federation: Federation, tmp_p
     alone = {silo: numbers(update_alone(federation, SiloName(silo), tmp_path)) for silo in federation.data}
     for silo in set(federation.data) - {SHARDED}:
         assert (sent[silo] == alone[silo]).all()
-    moved = abs(alone[SHARDED]) > 1e-5
-    assert moved.mean() > 0.9
-    assert (np.sign(sent[SHARDED]) == np.sign(alone[SHARDED]))[moved].mean() > 0.999
-    assert np.isclose(sent[SHARDED], alone[SHARDED], rtol=1e-3)[moved].mean() > 0.5
+    assert np.linalg.norm(sent[SHARDED] - alone[SHARDED]) < 1e-5 * np.linalg.norm(alone[SHARDED])
     mean = np.mean([update.astype(np.float64) for update in sent.values()], axis=0)
     assert np.linalg.norm(made - numbers(first_model(federation, SHARDED)) - mean) < 1e-5 * np.linalg.norm(mean)
 

@@ -67,13 +67,12 @@ SHARDED: list[Case] = [
     ),
     *(
         (point, 1, rank, who)
-        for point in ("checkpoint-part", "pieces-synced", "pieces-digested")
+        for point in ("checkpoint-part", "pieces-written", "pieces-read", "update", "update-written", "update-synced")
         for rank in (0, 1)
         for who in WHO
     ),
     *(("checkpoint-written", 2, 0, who) for who in WHO),  # what commits, after the part
     *(("piece", number, rank, "rank") for number in (1, 9) for rank in (0, 1)),
-    *(("pieces-finished", 1, 0, who) for who in WHO),
 ]
 SOME_PLAIN: list[Case] = [("checkpoint-half", 1, 0, "launcher")]
 SOME_SHARDED: list[Case] = [("checkpoint-written", 2, 0, "rank")]

@@ -22,6 +22,7 @@ from silo_agent.training.private.exact_noise import StepNoise
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.ranks.ranks import Together
 from silo_agent.training.ranks.sharded_ranks import ShardedRanks
+from silo_agent.training.update import client_update
 
 BEFORE, AFTER = "before", "after"
 
@@ -45,9 +46,8 @@ POINTS: Final[dict[str, tuple[Any, str, str]]] = {
     "update-written": (VectorWriter, "sync", BEFORE),
     "update-synced": (VectorWriter, "sync", AFTER),
     "piece": (PieceWriter, "write", BEFORE),
-    "pieces-synced": (PieceWriter, "sync", AFTER),
-    "pieces-finished": (PieceWriter, "finish", AFTER),
-    "pieces-digested": (PieceWriter, "chunk_digests", BEFORE),
+    "pieces-written": (PieceWriter, "close", AFTER),
+    "pieces-read": (client_update, "bound_file", AFTER),
 }
 """Whose function it is, and on which side of it the point lies."""
 

@@ -34,7 +34,8 @@ from silo_agent.training.model.vector_file import VectorReader
 from silo_agent.training.ranks.ranks import ALONE, Alone, AnotherRankFailed, Ranks
 from silo_agent.training.ranks.sharded_ranks import ShardedRanks
 from silo_agent.training.silo_trainer import LocalUpdate, SiloTrainer
-from silo_agent.training.update.client_update import Feedback, _deltas, write_update
+from silo_agent.training.update.client_update import Feedback, WrittenUpdate, write_update
+from silo_agent.training.update.parts import part_of
 from silo_agent.training.update.residual import Residuals
 from silo_agent.training.update.spread import Spread
 from silo_wire.canonical import digest_of
@@ -306,31 +307,43 @@ def test_a_rank_reads_what_it_holds_and_trusts_no_file_that_was_not_checked(know
             load_vector(parts, reader)
 
 
-def deltas_of(parameters: BoundParameters, layout: Layout, model: VectorReader) -> list[tuple[int, Floats]]:
-    spread = Spread(bytes(32), 0.5)
-    with model as reader:
-        return [
-            (block.begin, block.values.copy())
-            for block in _deltas(parameters, layout, reader, None, spread, (), parameters.held)
-        ]
-
-
-def test_parts_have_the_noise_under_masks_that_the_whole_has(tmp_path: Path) -> None:
-    """Each number its own, whoever holds it: the noise of two numbers is never one."""
-    before, after = random_model(1, d_ff=4096), random_model(2, d_ff=4096)
+@pytest.mark.parametrize("masked", [True, False])
+def test_ranks_write_what_one_process_writes_of_the_same_model(masked: bool, tmp_path: Path) -> None:
+    """To the byte, whoever holds how much of a tensor: what is alike in it is judged in all of it, and each number has
+    its own noise."""
+    before = random_model(1, d_ff=4096)
+    after = random_model(1, d_ff=4096)
+    with torch.no_grad():
+        for parameter in after.parameters():  # AdamW's first step: a delta whose numbers are alike, but for some rows
+            step = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            step[: len(step) // 2] = 1e-3 * step[: len(step) // 2].sign()
+            parameter += 1e-3 * step
     layout, manifest = layout_of(after), write_model(before, tmp_path / "model")
 
-    def made(*held: BoundParameters) -> Floats:
-        blocks = [
-            block
-            for parts in held
-            for block in deltas_of(parts, layout, VectorReader(tmp_path / "model", manifest, layout, None))
-        ]
-        return flat(blocks, layout.parameters)
+    def written(ranks: Ranks, name: str) -> WrittenUpdate:
+        part = part_of(layout, manifest, 4, ranks)
+        return write_update(
+            tmp_path / name,
+            layout,
+            parameters=parts_of(after, ranks.rank, ranks.world) if ranks.sharded else bind(after, layout),
+            round_model=VectorReader(tmp_path / "model", manifest, layout, None, part),
+            feedback=no_feedback(tmp_path, layout),
+            spread=Spread(bytes(range(32)), 0.5) if masked else None,
+            part=part,
+            ranks=ranks,
+        )
 
-    whole = made(bind(after, layout))
-    assert np.isfinite(whole).all()
-    assert (made(*(parts_of(after, rank, 3) for rank in range(3))) == whole).mean() > 0.99
+    one = written(ALONE, "one")
+    for world in (2, 3):
+        (tmp_path / "ranks").write_bytes(b"\xff" * (layout.total_bytes + 1))
+        for outcome in in_forked_ranks(world, lambda ranks: written(ranks, "ranks")):
+            assert (outcome.manifest, outcome.norm) == (one.manifest, one.norm)
+        assert (tmp_path / "ranks").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def no_feedback(folder: Path, layout: Layout) -> Feedback:
+    residuals = Residuals(folder=folder, plan=digest_of(b"plan"), layout=layout, notice=lambda event, detail: None)
+    return Feedback(residuals=residuals, included=None)
 
 
 class Fewer(Alone):
@@ -345,14 +358,13 @@ def test_an_update_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
     model = random_model()
     layout, manifest = layout_of(model), write_model(model, tmp_path / "model")
     (tmp_path / "update").write_bytes(bytes(layout.total_bytes))
-    residuals = Residuals(folder=tmp_path, plan=digest_of(b"plan"), layout=layout, notice=lambda event, detail: None)
     with pytest.raises(StateError, match=rf"ranks wrote \d+ of {layout.parameters} numbers of update"):
         write_update(
             tmp_path / "update",
             layout,
             parameters=parts_of(model, 0, 2),
             round_model=VectorReader(tmp_path / "model", manifest, layout, None),
-            feedback=Feedback(residuals=residuals, included=None),
+            feedback=no_feedback(tmp_path, layout),
             ranks=Fewer(),
         )
     assert not (tmp_path / "update").exists()

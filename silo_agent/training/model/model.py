@@ -11,10 +11,11 @@ trained of them is what is bound, loaded and sent. Where that is B alone, A is w
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError
 from silo_agent.rounds.update import BLOCK_ELEMENTS, FloatBlock, squared_norm
 from silo_agent.training.model.vector_file import VectorReader, blocks
 from silo_agent.training.ranks.ranks import ALONE, Ranks
@@ -99,6 +100,17 @@ class BoundParameters:
         for spec, tensor in self.slices(begin, begin + len(values)):
             yield spec, tensor, values[position : position + len(tensor)]
             position += len(tensor)
+
+
+def bound_file(path: Path, specs: Sequence[TensorSpec]) -> BoundParameters:
+    """The float32 vector of `specs` in `path`, to be read: a mapping of the file. Raises StorageError."""
+    placed = zip(specs, accumulate((spec.elements for spec in specs), initial=0), strict=False)
+    try:
+        vector = torch.from_numpy(np.memmap(path, dtype="<f4", mode="c"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error.strerror}): correct permissions or disk") from error
+    tensors = (nn.Parameter(vector[start:][: spec.elements], requires_grad=False) for spec, start in placed)
+    return BoundParameters(tuple(specs), tuple(tensors))
 
 
 def build_model(

@@ -92,8 +92,7 @@ class PlanModel:
         return trained
 
     def reader(self, path: Path, model: Manifest, part: range | None = None) -> VectorReader:
-        """Of `part`; of sharded ranks of all of it, which they read what they hold of."""
-        part = None if self._ranks.sharded else part
+        """Of `part`, or of all of it."""
         return VectorReader(path, model, self._layout_of(model), self._mark, part)
 
     def item_bytes(self, model: Manifest) -> int:

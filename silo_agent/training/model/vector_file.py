@@ -4,7 +4,6 @@ A round model is checked against its manifest as it is read, unless its mark say
 a reader uses what it read once the last byte is checked. A written vector's digests are made on the way.
 """
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -200,44 +199,17 @@ class VectorWriter:
 class PieceWriter:
     """Writes pieces of a vector of `layout` into `path`, over what is there, as other processes write others.
 
-    Digests are of what is in the file once all have written. Raises OSError.
+    What is on another machine's disk is there for all who open it once all have closed it. Raises OSError.
     """
 
     def __init__(self, path: Path, layout: Layout) -> None:
-        self._path, self._layout = path, layout
         self._descriptor = _opened(path)
+        self._item_bytes = layout.item_bytes
+        os.ftruncate(self._descriptor, layout.total_bytes)
 
     def write(self, begin: int, values: FloatBlock) -> None:
         """`values` from element `begin` on."""
-        files.write_at(self._descriptor, _bytes_of(values), begin * self._layout.item_bytes)
-
-    def sync(self) -> None:
-        os.fsync(self._descriptor)
-
-    def finish(self) -> None:
-        """Nothing after the vector."""
-        os.ftruncate(self._descriptor, self._layout.total_bytes)
-        os.fsync(self._descriptor)
-
-    def chunk_digests(self, part: range) -> Sequence[bytes]:
-        """Of the elements of `part`, with which a chunk begins."""
-        layout = self._layout
-        digests = ChunkDigests(layout.chunk_bytes)
-        # Opened anew: what other machines wrote to a shared disk is seen by whoever opens a file after them.
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(part.start * layout.item_bytes)
-            left, buffer = len(part) * layout.item_bytes, memoryview(bytearray(_SKIPPED_BYTES))
-            while left:
-                count = file.readinto(buffer[:left])
-                if not count:
-                    raise OSError(errno.EIO, f"it ends {left} bytes before what was written to it")
-                digests.update(buffer[:count])
-                left -= count
-        digests.close()
-        return digests.whole
-
-    def mark(self) -> FileMark:
-        return FileMark.of(self._descriptor)
+        files.write_at(self._descriptor, _bytes_of(values), begin * self._item_bytes)
 
     def close(self) -> None:
         os.close(self._descriptor)

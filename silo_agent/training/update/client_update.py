@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ from silo_agent.rounds.update import (
     round_to_bfloat16,
     squared_norm,
 )
-from silo_agent.training.model.model import BoundParameters
+from silo_agent.training.model.model import BoundParameters, bound_file
 from silo_agent.training.model.vector_file import VectorReader, VectorWriter, blocks, new_piece_file, new_vector_file
 from silo_agent.training.ranks.ranks import ALONE, Ranks
 from silo_agent.training.update.float_steps import binade
@@ -79,14 +78,15 @@ def write_update(
     and not what is kept, which one training that overshoots would make longer than all that follow.
 
     `ranks` each write their `part` of it, for which `round_model` reads that part and nothing else (parts.py), and all
-    of them come to the same; None: the whole. Sharded ranks write what they hold, in float32, and digest their `part`.
+    of them come to the same; None: the whole. Sharded ranks first tell each other, in that file, what they hold; their
+    update is in float32.
 
     Raises TrainingDiverged for a value that is not finite or beyond the type's range, IntegrityError and StorageError
     for the round model's file, StorageError for the update's, AnotherRankFailed. After an error there is no file.
     """
     part = range(layout.parameters) if part is None else part
     if ranks.sharded:
-        return _write_shard(path, layout, parameters, round_model, spread, part, ranks)
+        parameters = _gathered(path, layout, parameters, ranks)
     narrow = layout.dtype != "float32" and len(part) > 0
     squares: list[float] = []
     with ExitStack() as open_here:
@@ -99,7 +99,7 @@ def write_update(
             round_model as reader,
             feedback.residuals.opened(feedback.included) if narrow else nullcontext() as earlier,
         ):
-            for block in _deltas(parameters, layout, reader, earlier, spread, resting, (part,)):
+            for block in _deltas(parameters, layout, reader, earlier, spread, resting, part):
                 squares.append(encode(block))
         written = _finished_together(writer, path, layout, part, squares, ranks)
         if left is not None and written.norm <= most:
@@ -107,39 +107,26 @@ def write_update(
     return written
 
 
-def _write_shard(
-    path: Path,
-    layout: Layout,
-    parameters: BoundParameters,
-    round_model: VectorReader,
-    spread: Spread | None,
-    part: range,
-    ranks: Ranks,
-) -> WrittenUpdate:
+def _gathered(path: Path, layout: Layout, parameters: BoundParameters, ranks: Ranks) -> BoundParameters:
+    """What sharded `ranks` hold of the trained model, all of it: mapped from `path`, into which each has written its
+    own, and where the update is then written over it.
+
+    After an error there is no file.
+    """
     if layout.dtype != "float32":
         raise StateError(f"an update in {layout.dtype} has residuals, which sharded ranks do not write")
-    with ExitStack() as open_here:
+    with ExitStack() as undone:
+        undone.callback(path.unlink, missing_ok=True)
+        with ranks.all_or_none(), new_piece_file(path, layout) as writer:
+            for _, tensor, part in parameters.placed():
+                writer.write(part.start, tensor.detach().view(-1).cpu().numpy())
+        held = ranks.gathered(torch.tensor([sum(len(part) for part in parameters.held)]))
+        if (written := sum(int(each) for each in held)) != layout.parameters:
+            raise StateError(f"ranks wrote {written} of {layout.parameters} numbers of update {path}")
         with ranks.all_or_none():
-            writer = open_here.enter_context(new_piece_file(path, layout))
-        square = written = 0.0
-        with ranks.all_or_none(), round_model as reader:
-            for block in _deltas(parameters, layout, reader, None, spread, (), parameters.held):
-                writer.write(block.begin, block.values)
-                square, written = square + block.square, written + len(block.values)
-            writer.sync()
-        every = ranks.gathered(torch.tensor([square, written], dtype=torch.float64))
-        squares, elements = (math.fsum(float(told[index]) for told in every) for index in (0, 1))
-        if elements != layout.parameters:
-            raise StateError(f"ranks wrote {elements:.0f} of {layout.parameters} numbers of update {path}")
-        with ranks.all_or_none():
-            if ranks.rank == 0:
-                writer.finish()
-                files.sync_folder(path.parent)
-        with ranks.all_or_none():
-            digests = writer.chunk_digests(part)
-        all_of_it = joined(layout, part, digests, (), ranks)
-        manifest = Manifest(layout.digest, layout.total_bytes, layout.chunk_bytes, all_of_it.digests)
-        return WrittenUpdate(manifest=manifest, norm=math.sqrt(squares), mark=writer.mark())
+            trained = bound_file(path, parameters.specs)
+        undone.pop_all()
+    return trained
 
 
 def write_no_delta(path: Path, layout: Layout) -> WrittenUpdate:
@@ -193,20 +180,16 @@ def _deltas(
     residual: ResidualReader | None,
     spread: Spread | None,
     resting: Collection[str],
-    held: Sequence[range],
+    elements: range,
 ) -> Iterator[_Block]:
-    """Finite blocks of local - round model + residual, spread, each in the memory of the one before: of the elements
-    that are `held`."""
+    """Finite blocks of local - round model + residual, spread, each in the memory of the one before: of `elements`."""
     memory: FloatBlock = np.empty(BLOCK_ELEMENTS, dtype=np.float32)
     sizes: FloatBlock = np.zeros(BLOCK_ELEMENTS if spread is not None else 0, dtype=np.float32)
     starts = dict(layout.placed())
-    for begin, end in chain.from_iterable(blocks(part.stop, part.start) for part in held):
+    for begin, end in blocks(elements.stop, elements.start):
         values = memory[: end - begin]
-        round_model.skip_to(begin)
         round_model.read([values])
-        # Noise is drawn for a whole block of the vector, whoever has how much of it.
-        lead = begin % BLOCK_ELEMENTS
-        at = lead
+        at = 0
         for _, local, part in parameters.beside(values, begin):
             own = local.cpu().numpy()
             if spread is not None:
@@ -216,8 +199,7 @@ def _deltas(
         if residual is not None:
             residual.add_to(values, begin)
         if spread is not None:
-            whole = min(BLOCK_ELEMENTS, layout.parameters - begin + lead)
-            noise, at = spread.noise(sizes[:whole], begin - lead)[lead:], 0
+            noise, at = spread.noise(sizes[: len(values)], begin), 0
             for spec, _, part in parameters.beside(values, begin):
                 spread.over(part, begin + at, spec, starts[spec], noise[at : at + len(part)])
                 at += len(part)
@@ -232,7 +214,6 @@ def _deltas(
                 "lower learning_rate in the plan"
             )
         yield _Block(begin, values, square, kept)
-    round_model.skip_to()
     round_model.checked()
 
 
