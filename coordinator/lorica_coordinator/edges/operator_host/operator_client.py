@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,11 +56,7 @@ class OperatorAccess:
             ("grpc.enable_http_proxy", int(self.remote)),
         ]
         async with grpc.aio.secure_channel(self.address, credentials, options=options) as channel:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):  # it may be starting
-                    await channel.channel_ready()
-            except TimeoutError as error:
-                raise Unreachable(f"coordinator at {self.address} does not answer: see its log") from error
+            await self._connected(channel)
             try:
                 async with asyncio.timeout(timeout_s):
                     return await ask(operator_pb2_grpc.OperatorStub(channel))
@@ -70,3 +67,15 @@ class OperatorAccess:
                 raise told from error
             except TimeoutError as error:
                 raise Unreachable(f"coordinator at {self.address} did not answer within {timeout_s:.0f} s") from error
+
+    async def _connected(self, channel: grpc.aio.Channel) -> None:
+        ready = asyncio.ensure_future(channel.channel_ready())
+        done, _ = await asyncio.wait([ready], timeout=CONNECT_TIMEOUT_S)  # it may be starting
+        if not done:
+            # Cut off, what it waits for would end in this process' next event loop, which prints that this one is
+            # closed.
+            await channel.close()
+            with suppress(grpc.aio.UsageError):
+                await ready
+            raise Unreachable(f"coordinator at {self.address} does not answer: see its log")
+        ready.result()
