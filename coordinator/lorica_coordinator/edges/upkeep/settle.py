@@ -130,7 +130,7 @@ def settle(
         place.rows.append([ChainedRow.of(entry.line(), str(log)) for entry in reading.entries[known:]], newest=None)
         place.go_on_from(reading.walk.position)
     releases.close(told_closed(place))
-    require_every_release(place, releases)
+    require_every_release(place, kept.entries(), releases.closed())
     said = particulars_of(since, ledger=ledger is not None)
     if lost is not None:
         said |= {"lost_from": str(lost.first), "lost_to": str(lost.last)}
