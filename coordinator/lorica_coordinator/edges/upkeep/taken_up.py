@@ -46,7 +46,7 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
         kept.rows.mark(plan)
 
 
-def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:
+def require_can_take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     """What `take_up` refuses, as far as that shows before anybody leads: nothing is written. Raises as it does."""
     log, kept = audit.place, releases.kept
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
