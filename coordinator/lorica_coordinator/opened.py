@@ -335,6 +335,8 @@ def _elected(
         require_able(present)
         if shared := settings.storage.attempt_keys:
             marked(Path(shared), "")  # one that the database knows was compared
+        # So that nothing that it refuses begins a term. It is listed once more in the term (`KeptInBucket.look`): until
+        # that begins, whoever led before may still put and delete.
         listed = kept_so_far(settings, file)
         start.went_on()
         make_tables()
