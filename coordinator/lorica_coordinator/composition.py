@@ -31,7 +31,7 @@ from lorica_coordinator.edges.sums.plan_parts import plan_parts
 from lorica_coordinator.edges.telemetry.leadership_metrics import LeadershipCollector, Standing
 from lorica_coordinator.edges.telemetry.logs import Whereabouts
 from lorica_coordinator.edges.telemetry.metrics import CoordinatorMetrics
-from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_entry, require_newest
 from lorica_coordinator.edges.upkeep.garbage import Collector, Garbage
 from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.opened import Coordinator, disks, with_ballast
@@ -109,7 +109,7 @@ async def service_of(
 
 
 def _authority_changed(coordinator: Coordinator, audit: AuditLog) -> None:
-    audit.append(Event.AUTHORITY_CHANGED, **told(coordinator.keys.authorities.standings()))
+    audit.append(Event.AUTHORITY_CHANGED, **in_entry(coordinator.keys.authorities.standings()))
 
 
 def _aggregator(

@@ -261,17 +261,17 @@ def leading(
     coordinator: Coordinator,
     *,
     waiting: Callable[[], None] | None = None,
-    fit: Callable[[Coordinator], None] = lambda coordinator: None,
+    require_able: Callable[[Coordinator], None] = lambda coordinator: None,
     to_settle: bool = False,
 ) -> Iterator[Coordinator]:
     """The coordinator as one that may write its state. In PostgreSQL one process leads at a time: where another one
     does, `waiting` is called again and again until it does no more; without it Conflict is raised.
 
-    Who has waited begins with the settings and keys that the folder has then. `fit` refuses one that could not do what
-    it is to lead for: as all that can be refused, before it leads, so that one that is started again and again begins
-    no terms. The caller holds the folder's lock. With `to_settle` log and ledger may be of an earlier instant; else
-    raises IntegrityError naming what is. From here on the folder's lock file shows that the process is alive, for as
-    long as each step takes no longer than STEP_S.
+    Who has waited begins with the settings and keys that the folder has then. `require_able` refuses one that could not
+    do what it is to lead for: as all that can be refused, before it leads, so that one that is started again and again
+    begins no terms. The caller holds the folder's lock. With `to_settle` log and ledger may be of an earlier instant;
+    else raises IntegrityError naming what is. From here on the folder's lock file shows that the process is alive, for
+    as long as each step takes no longer than STEP_S.
     """
     from lorica_coordinator.edges.database.open_store import leave_former_keys
 
@@ -279,7 +279,7 @@ def leading(
         coordinator = replace(coordinator, start=start)
         leave_former_keys(coordinator.settings)
         if not coordinator.settings.storage.database:
-            fit(coordinator)
+            require_able(coordinator)
             yield coordinator
             return
         from lorica_coordinator.edges.upkeep.taken_up import take_up
@@ -287,7 +287,7 @@ def leading(
         present, leadership = coordinator, None
         seen: Mapping[str, Seen] = {}
         while leadership is None:  # once more as what the folder has become while this one stood by
-            present, leadership, seen = _elected(present, start, waiting, fit, to_settle=to_settle)
+            present, leadership, seen = _elected(present, start, waiting, require_able, to_settle=to_settle)
         try:
             leader = replace(present, leadership=leadership, start=start)
             start.went_on()
@@ -305,7 +305,7 @@ def _elected(
     coordinator: Coordinator,
     start: Start,
     waiting: Callable[[], None] | None,
-    fit: Callable[[Coordinator], None],
+    require_able: Callable[[Coordinator], None],
     *,
     to_settle: bool,
 ) -> "tuple[Coordinator, Leadership | None, Mapping[str, Seen]]":
@@ -332,15 +332,17 @@ def _elected(
             present = Coordinator.load(coordinator.folder)
             if (present.settings.storage, present.identity) != (settings.storage, coordinator.identity):
                 raise _Another
-        fit(present)
+        require_able(present)
         if shared := settings.storage.attempt_keys:
             marked(Path(shared), "")  # one that the database knows was compared
+        # So that nothing that it refuses begins a term. It is listed once more in the term (`KeptInBucket.look`): until
+        # that begins, whoever led before may still put and delete.
         listed = kept_so_far(settings, file)
         start.went_on()
         make_tables()
         start.went_on()
         if not to_settle:
-            _require_fit(replace(present, leadership=leadership), listed)
+            _require_continuable(replace(present, leadership=leadership), listed)
             start.went_on()
 
     ahead: Ahead | None = None
@@ -368,16 +370,16 @@ class _Another(Exception):
     """The folder is of another database, or of another coordinator, than the one that stood by."""
 
 
-def _require_fit(present: Coordinator, listed: "Listed") -> None:
+def _require_continuable(present: Coordinator, listed: "Listed") -> None:
     """That log, ledger, keys and the plan are what a leader can go on with, as far as that shows before it leads: it
     only looks. `listed` is what the bucket has. Raises ConfigurationError, IntegrityError, StateError, StorageError."""
     from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest
     from lorica_coordinator.edges.upkeep.newest_in_log import newest_told
-    from lorica_coordinator.edges.upkeep.taken_up import require_fit
+    from lorica_coordinator.edges.upkeep.taken_up import require_can_take_up
     from lorica_coordinator.rounds.states import course_of
 
     audit = present.audit()
-    require_fit(audit, present.releases)
+    require_can_take_up(audit, present.releases)
     require_newest(newest_told(audit.place), present.keys.authorities, present.folder.keys)
     store = present.open_store()
     try:

@@ -392,6 +392,13 @@ def test_a_state_outside_and_a_volume_are_not_mixed(settings: tuple[str, ...], s
     assert f"/coordinator/{said}" in done.stderr
 
 
+def test_a_coordinator_is_ready_by_what_says_whether_it_leads() -> None:
+    """Also where no helm is."""
+    template = (CHART / "templates" / "coordinator.yaml").read_text(encoding="utf-8")
+    (probe,) = re.findall(r"readinessProbe:\n +httpGet: (.*)\n", template)
+    assert yaml.safe_load(probe) == {"path": READY, "port": "metrics"}
+
+
 def test_two_coordinators_have_no_volume_and_an_update_does_not_wait_for_the_one_that_stands_by() -> None:
     made = workload("coordinators")
     assert (made["kind"], made["spec"]["replicas"]) == ("Deployment", 2)

@@ -43,8 +43,8 @@ class Break:
     explained: str = ""
 
     def planted(self, content: str) -> str:
-        """The file's `content` with the break; raises ValueError unless it parses, and `before` occurs in it exactly
-        once."""
+        """The file's `content` with the break; raises ValueError unless `before` occurs in it exactly once, and what is
+        Python parses."""
         if (count := content.count(self.before)) != 1:
             raise ValueError(
                 f"{self.name!r}: its text occurs {count} times in {self.file}: write it anew, so that it is there once"
@@ -52,10 +52,11 @@ class Break:
         changed = content.replace(self.before, self.after)
         if changed == content:
             raise ValueError(f"{self.name!r} changes nothing in {self.file}: before and after are the same")
-        try:
-            ast.parse(changed)
-        except SyntaxError as error:
-            raise ValueError(f"{self.name!r} leaves {self.file} without sense: {error}") from error
+        if self.file.endswith(".py"):
+            try:
+                ast.parse(changed)
+            except SyntaxError as error:
+                raise ValueError(f"{self.name!r} leaves {self.file} without sense: {error}") from error
         return changed
 
 

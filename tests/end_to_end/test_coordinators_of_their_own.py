@@ -30,6 +30,7 @@ from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.s3_server import S3Server, running_moto
@@ -220,10 +221,8 @@ def _take_over(
     *,
     masked: bool,
 ) -> None:
-    values = [
-        word for key, value in (VALUES | (MASKED if masked else {})).items() for word in ("--set", f"{key}={value}")
-    ]
-    it.coordinator("plan", "new", "plain", "--size", "micro", *values)
+    values = VALUES | (MASKED if masked else {})
+    it.coordinator("plan", "new", "plain", "--size", "micro", *set_options(values))
     first.serve("--plan", "plain")
     first.view().wait_until_serving(first.check, LONGEST_S)
     second.serve()

@@ -19,6 +19,7 @@ from lorica.demo.silos.silos import write_silo
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.ranks import frames
 from silo_wire.canonical import Digest
+from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, content_of
 from tests.support.federation import Federation
 from tests.support.json_logs import logged
@@ -61,8 +62,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan")
-        values = [word for key, value in VALUES.items() for word in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "covered", "--size", "micro", *values)
+        it.coordinator("plan", "new", "covered", "--size", "micro", *set_options(VALUES))
         it.serve("--plan", "covered")
         for name in data:
             ranks = f"processes = 2\nsharded = true\nrank_timeout_s = {TIMEOUT_S}\n" if name == SHARDED else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from lorica.demo.processes import Processes
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.unit.test_installed_tasks import Package
 
@@ -49,8 +50,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             "training.learning_rate": 5e-3,
             "training.max_output_tokens": 16,
         }
-        chosen = [argument for key, value in values.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "notes", "--size", "micro", *chosen)
+        it.coordinator("plan", "new", "notes", "--size", "micro", *set_options(values))
         it.serve("--plan", "notes")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

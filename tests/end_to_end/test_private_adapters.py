@@ -17,6 +17,7 @@ from lorica.demo.silos.silos import write_silo
 from lorica.verify import key_of
 from lorica_security.errors import StateError
 from lorica_security.on_disk.provenance import verified
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -46,7 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def settings(**values: object) -> list[str]:
-    return [argument for key, value in {**VALUES, **values}.items() for argument in ("--set", f"{key}={value}")]
+    return set_options(VALUES | values)
 
 
 @pytest.fixture(scope="module")

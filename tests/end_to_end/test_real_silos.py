@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -39,8 +40,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, shared_text2sql: Path) 
             "evaluation.every": 0,
             "evaluation.initial": "false",
         }
-        settings = [argument for key, value in values.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "real", "--size", "mini", *settings)
+        it.coordinator("plan", "new", "real", "--size", "mini", *set_options(values))
         it.serve("--plan", "real")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

@@ -10,6 +10,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -45,8 +46,7 @@ def test_silos_go_on_with_a_coordinator_that_came_from_a_backup(
     with WarmProcesses(tmp_path / "logs") as processes:
         it = Federation(tmp_path, processes, data)
         it.init("--no-plan", "--federation", "north")
-        settings = [argument for key, value in VALUES.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "triage", "--size", "micro", *settings)
+        it.coordinator("plan", "new", "triage", "--size", "micro", *set_options(VALUES))
         it.serve("--plan", "triage")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

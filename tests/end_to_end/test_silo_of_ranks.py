@@ -10,6 +10,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
 from lorica_security.identifiers import SiloName
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.trained_alone import bundle_at, folder_of, update_alone, vectors
 from tests.support.waiting import until
@@ -42,8 +43,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan")
-        values = [argument for key, value in VALUES.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "plain", "--size", "micro", *values)
+        it.coordinator("plan", "new", "plain", "--size", "micro", *set_options(VALUES))
         it.serve("--plan", "plain")
         it.agent(SILO, "enroll", it.coordinator("invite", SILO).strip())
         (folder_of(it, SILO).root / "silo.toml").write_text('[training]\nprocesses = 2\nthreads = 1\ndevice = "cpu"\n')

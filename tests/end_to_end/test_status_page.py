@@ -11,6 +11,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from tests.support.browser import Browser, browsing
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -54,8 +55,7 @@ def federation(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan", "--federation", "northern-care")
-        settings = [argument for key, value in VALUES.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "triage", "--size", "micro", *settings)
+        it.coordinator("plan", "new", "triage", "--size", "micro", *set_options(VALUES))
         it.serve("--plan", "triage")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

@@ -12,7 +12,7 @@ import pytest
 
 from lorica_coordinator.edges.check.misconfigurations import Mistake
 from lorica_coordinator.edges.keys.authorities import Authorities, Stage
-from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest, told
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_entry, require_newest
 from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_security.audit.entry import Event
 from lorica_security.errors import ConfigurationError
@@ -64,7 +64,7 @@ def log_after(folder: Path, keys: list[Path], *, digests: bool = True) -> AuditL
     log = AuditLog(folder, writer="lorica:test", key=new_identity_key(), clock=time.time)
     log.append(Event.REFUSED)
     for one in keys:
-        said = told(Authorities.load(one).standings())
+        said = in_entry(Authorities.load(one).standings())
         log.append(Event.AUTHORITY_CHANGED, **{key: said[key] for key in said if digests or key.startswith("is_")})
     log.append(Event.REFUSED, what="authority changed")
     return log
@@ -117,9 +117,9 @@ def test_a_folder_that_went_its_own_way_is_served_where_its_own_steps_are_told_a
     shutil.copytree(main[at], parted)
     own = history(parted, FORKED)
     for entered in range(1, STEPS + 1):
-        last = told(Authorities.load(main[entered]).standings())
+        last = in_entry(Authorities.load(main[entered]).standings())
         for steps, keys in enumerate(own):
-            was = [told(Authorities.load(one).standings()) for one in (*main[: at + 1], *own[1 : steps + 1])][-2:]
+            was = [in_entry(Authorities.load(one).standings()) for one in (*main[: at + 1], *own[1 : steps + 1])][-2:]
             assert refused(logs[entered], keys) == (last not in was), (entered, steps)
 
 

@@ -801,6 +801,32 @@ def test_what_is_in_the_rows_is_entered_though_its_file_cannot_be_written(
     assert known[0].name.startswith(f"{len(second.place.read().entries)}-")
 
 
+def test_what_one_place_cannot_be_told_the_other_knows(
+    sharing: tuple[Candidate, Candidate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = sharing
+    first.lead()
+    log, shared = first.place.log(), first.place.newest("audit")
+    assert shared is not None
+    log.append(Event.STARTED)
+    lock = first.place.folder / "audit" / "newest.lock"
+    lock.unlink()
+    lock.mkdir()  # none that can be written
+    log.append(Event.STOPPED)
+    end = len(first.place.read().entries)
+    ((path, _),) = shared.known()
+    assert path.name.startswith(f"{end}-")
+    lock.rmdir()
+
+    def full(*_: object) -> None:
+        raise StorageError("audit cannot be written: No space left on device")
+
+    monkeypatch.setattr(SharedNewest, "keep", full)
+    log.append(Event.STARTED)
+    newest = ChainedRow.of((first.place.folder / "audit" / "newest").read_bytes(), "newest")
+    assert newest.sequence == len(first.place.read().entries) > end
+
+
 def test_who_does_not_lead_only_looks(pair: tuple[Candidate, Candidate]) -> None:
     first, second = pair
     first.lead()

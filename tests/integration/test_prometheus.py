@@ -35,6 +35,7 @@ from silo_agent.edges.keys.key_store import load_credentials
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 from tests.architecture.test_alert_rules import ALERTS, DASHBOARDS
+from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.prometheus import LONGEST_S, Prometheus, found, prometheus
 from tests.support.warm_processes import WarmProcesses
@@ -183,9 +184,10 @@ class Watched:
         self.fired |= set(alerts)
 
     def start(self, plan: str, values: dict[str, Any]) -> None:
-        settings = [word for key, value in {**PLAIN, **values}.items() for word in ("--set", f"{key}={value}")]
         seed = str(len(self.shown) + len(self.fired))  # no plan begins with the model of another
-        self.federation.coordinator("plan", "new", plan, "--size", "micro", "--seed", seed, *settings)
+        self.federation.coordinator(
+            "plan", "new", plan, "--size", "micro", "--seed", seed, *set_options(PLAIN | values)
+        )
         self.federation.coordinator("plan", "start", plan)
 
     def finish(self) -> None:

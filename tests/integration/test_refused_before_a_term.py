@@ -14,7 +14,7 @@ from obstore.store import MemoryStore
 from lorica_coordinator.composition import require_servable
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.keys.authorities import Authorities
-from lorica_coordinator.edges.upkeep.authorities_in_log import told
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_entry
 from lorica_coordinator.opened import Coordinator, leading
 from lorica_security.audit.entry import Event
 from lorica_security.daemon.listen_address import address
@@ -59,7 +59,7 @@ def older_authorities(federation: Federation) -> None:
             authorities = Authorities.load(elsewhere)
             authorities.rotate(datetime.now(UTC) + timedelta(days=day)) if day == 1 else authorities.activate()
         audit = leader.audit()
-        audit.append(Event.AUTHORITY_CHANGED, **told(Authorities.load(elsewhere).standings()))
+        audit.append(Event.AUTHORITY_CHANGED, **in_entry(Authorities.load(elsewhere).standings()))
         audit.seal()
 
 
@@ -146,7 +146,7 @@ def test_an_address_that_is_taken_is_refused_before_a_term_begins(federation: Fe
         other.listen()
         with (
             pytest.raises(ConfigurationError, match=rf"cannot listen on {at} .*change \[listen\] silos"),
-            leading(Coordinator.load(federation.folder), fit=require_servable),
+            leading(Coordinator.load(federation.folder), require_able=require_servable),
         ):
             pass
     assert terms(federation) == before

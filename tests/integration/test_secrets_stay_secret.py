@@ -36,7 +36,7 @@ from lorica_security.secure_aggregation.keys.secret import Secret
 from silo_agent.cli import main as agent_main
 from tests.integration.test_attacks_on_masked_rounds import rogue_template
 from tests.support.byte_search import Needles
-from tests.support.command_line import Done, run_command
+from tests.support.command_line import Done, run_command, set_options
 from tests.support.coordinator import FEDERATION as ROGUE_FEDERATION
 from tests.support.coordinator import FederationTemplate
 from tests.support.revealed_shares import but_revealed
@@ -158,8 +158,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         )
         where = ("--dir", it.folder)
-        settings = [argument for key, value in VALUES.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "default", *where, "--size", "micro", *settings)
+        it.coordinator("plan", "new", "default", *where, "--size", "micro", *set_options(VALUES))
         tokens = {silo: it.coordinator("invite", silo, *where).out.strip() for silo in SILOS}
         processes.start(
             "coordinator", "lorica_coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"], environment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows
+from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRow, ChainedRows
 from lorica_coordinator.edges.upkeep import authorities_in_log
 from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.unusable import BudgetSpent
@@ -141,6 +141,25 @@ def test_a_log_of_another_history_is_told_as_such_and_all_that_is_lost(federatio
     assert f"whoever was revoked by entries {parted + 1} to {known}, which are lost, is in again" in done.out
     assert f"closed: plan {PLAN[:16]}" in done.out
     goes_on(federation)
+
+
+def test_an_entry_that_is_gone_is_told_though_a_later_one_is_there(federation: Federation, tmp_path: Path) -> None:
+    """The folder knows a revocation of the timeline that is lost; what others see has a later entry of the other one."""
+    (tmp_path / "mount").mkdir(mode=0o700)
+    settings, newest = federation.folder.settings, federation.folder.audit / "newest"
+    settings.write_text(settings.read_text().replace('attempt_keys = ""', f'attempt_keys = "{tmp_path / "mount"}"'))
+    assert federation.command("revoke", A).code == 0
+    known = newest.read_bytes()
+    put_back(federation)
+    assert federation.command("settle", "--without-log").code == 0
+    for number in range(4):
+        assert federation.command("invite", f"clinic-{number}").code == 0
+    longer = export(federation, "longer")
+    assert ChainedRow.of(newest.read_bytes(), "").sequence > ChainedRow.of(known, "").sequence
+    newest.write_bytes(known)
+    put_back(federation)
+    words = ("settle", "--log", longer, "--ledger", longer / "ledger")
+    federation.command(*words).is_refusal(ConfigurationError, "is of another history", "would be let in again")
 
 
 def test_every_plan_that_released_since_is_closed_where_its_sums_are_lost(federation: Federation) -> None:

@@ -32,6 +32,7 @@ from lorica_security.identifiers import SiloName
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.training.model.plan_model import PlanModel
 from silo_wire.canonical import Digest
+from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, stored_vector
 from tests.support.federation import Federation
 from tests.support.waiting import until
@@ -55,7 +56,7 @@ VALUES = {
 
 
 def settings(**values: object) -> list[str]:
-    return [argument for key, value in {**VALUES, **values}.items() for argument in ("--set", f"{key}={value}")]
+    return set_options(VALUES | values)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from lorica_security.errors import StateError
 from lorica_security.host.files import write_private
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
+from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, make_plan, stored_vector
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
@@ -142,9 +143,7 @@ def over_network(six: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, {name: six / name for name in SIX})
         it.init("--no-plan", "--federation", "north")
-        texts = {key: json.dumps(value) if isinstance(value, list | bool) else value for key, value in MASKED.items()}
-        given = [argument for key, value in texts.items() for argument in ("--set", f"{key}={value}")]
-        it.coordinator("plan", "new", "first", "--size", "micro", "--seed", "7", *given)
+        it.coordinator("plan", "new", "first", "--size", "micro", "--seed", "7", *set_options(MASKED))
         it.serve("--plan", "first")
         for name in SIX:
             it.agent(name, "enroll", it.coordinator("invite", name).strip())

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lorica.demo.ports import free_ports
+from tests.support.command_line import set_options
 from tests.support.json_logs import logged
 from tests.support.network_hosts import Cable, Host, Network
 from tests.support.waiting import until
@@ -103,8 +104,7 @@ class NetworkFederation:
             ),
             *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
         )
-        settings = [argument for key, value in self._plan.items() for argument in ("--set", f"{key}={value}")]
-        self.coordinator("plan", "new", "net", "--size", self._size, *settings)
+        self.coordinator("plan", "new", "net", "--size", self._size, *set_options(self._plan))
         self._start(self.network.hub, "coordinator", "lorica_coordinator.cli", "serve", "--plan", "net")
         until(lambda: self.metric("lorica_round") is not None, self.check, LONGEST_S)
         return self

@@ -15,7 +15,7 @@ from lorica_coordinator.edges.upkeep.backup_file import (
     About,
     BackupReader,
     BackupWriter,
-    is_fit,
+    may_hold,
     new_backup,
     opened_backup,
 )
@@ -97,7 +97,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_path_that_leads_elsewhere_is_refused_both_ways(tmp_path: Path, name: str) -> None:
-    assert not is_fit(name)
+    assert not may_hold(name)
     with pytest.raises(IntegrityError, match="which no backup holds"):
         BackupReader(io.BytesIO(by_hand(({"name": name, "size": 1}, b"x"))), "it").extract(tmp_path / "out")
     assert not list(tmp_path.rglob("*"))

@@ -888,6 +888,37 @@ def test_a_file_that_a_round_has_kept_is_not_put_once_more_as_it_was(used: Place
     assert after.files()[VERDICTS_PATH] == b"of the round" * 20
 
 
+def test_nothing_more_is_put_aside_of_a_file_that_was_let_go(used: Place) -> None:
+    file = used.write(MODEL_PATH, b"m" * 9 * BLOCK)
+    held = Held(used, f"{MODEL_PATH}/000003")
+    beside = aside(used, MODEL_PATH)
+    assert held.comes.wait(30)
+    file.unlink()
+    used.kept.forget(file)
+    held.go.set()
+    beside.join(30)
+    assert len(held.names) == 4
+    assert not [name for name in used.objects if MODEL_PATH in name]
+
+
+def test_a_file_that_is_let_go_while_it_is_ended_with_leaves_no_index_without_blocks(used: Place) -> None:
+    """Nobody could lead with what a kill then leaves."""
+    file = used.root / VERDICTS_PATH
+    held = Held(used, f"{VERDICTS_PATH}/{INDEX}")
+    beside = aside(used, VERDICTS_PATH)
+    assert held.comes.wait(30)
+    file.unlink()
+    forgetting = threading.Thread(target=used.kept.forget, args=(file,))
+    forgetting.start()
+    forgetting.join(0.5)
+    has_blocks = any(VERDICTS_PATH in name for name in used.objects)
+    held.go.set()
+    beside.join(30)
+    forgetting.join(30)
+    assert has_blocks
+    assert not [name for name in used.objects if VERDICTS_PATH in name]
+
+
 def test_whoever_waits_for_room_to_put_aside_ends_with_the_leader(used: Place) -> None:
     held = Held(used, VERDICTS_PATH)
     keeping = threading.Thread(target=used.keep, args=(VERDICTS_PATH, b"verdicts"))

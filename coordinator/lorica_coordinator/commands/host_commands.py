@@ -225,7 +225,7 @@ def serve_command(
         coordinator = Coordinator.load(folder)
         for disk in with_ballast(coordinator):
             ballast.keep(disk)
-        with leading(coordinator, waiting=stand_by, fit=require_servable) as leader:
+        with leading(coordinator, waiting=stand_by, require_able=require_servable) as leader:
             stand_by.end()
             if plan == DEFAULT_PLAN and plan not in leader.shelf.names():
                 plan = ""

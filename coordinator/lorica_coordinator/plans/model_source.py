@@ -160,7 +160,7 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
     report: Any
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of half a second, amid whatever else a terminal shows
     try:
-        _require_fit(held, shown)
+        _require_loadable(held, shown)
         with held.laid_out() as folder, without_panics():
             kind = model_class(t5_config(held.files[CONFIG_FILE]))
             loaded: Any = kind.from_pretrained(  # a folder, never the Hub
@@ -198,7 +198,7 @@ def _from_folder(held: ModelFolder, shown: str, *, added: Sequence[str] = ()) ->
     return model, tokenizer
 
 
-def _require_fit(held: ModelFolder, shown: str) -> None:
+def _require_loadable(held: ModelFolder, shown: str) -> None:
     """Raise ConfigurationError where config.json makes another model than the files hold, or a larger one than this
     machine does.
 

@@ -161,7 +161,7 @@ def step(
     another thing: momentum would still move the model.) Raises StateError for slots, shapes or a step number that do
     not fit, before anything changes.
     """
-    _require_fit(optimizer, model, gradient, state, step_number, scratch)
+    _require_matching(optimizer, model, gradient, state, step_number, scratch)
     match optimizer:
         case Sgd():
             _sgd(optimizer, model, gradient, state, scratch)
@@ -232,7 +232,7 @@ def _adagrad(optimizer: Adagrad, model: Tensor, gradient: Tensor, state: Mapping
     model.sub_(scratch)
 
 
-def _require_fit(
+def _require_matching(
     optimizer: ServerOptimizer,
     model: Tensor,
     gradient: Tensor,

@@ -196,7 +196,7 @@ def is_new(settings: Settings, file: Path, audit: Path, identity: str) -> bool:
     _require_no_other_state(settings, server)
     try:
         with server.engine.connect() as connection:
-            server.require_fit(connection)
+            server.require_supported(connection)
             if revision_of(connection) is not None:
                 return False
     except SQLAlchemyError as error:

@@ -102,7 +102,7 @@ class SqlRoundStore:
         self._log_is_clear = False  # an earlier process may have been killed before it cleared its log
         self._fence: Callable[[Connection], None] | None = None
         with self._transaction() as connection:
-            self.place.require_fit(connection)
+            self.place.require_supported(connection)
             revision = revision_of(connection)
             if revision is None and fence is not None:
                 raise StorageError(f"{self.place.name} has no tables yet: `coordinator serve` makes them")

@@ -48,7 +48,7 @@ class SqliteDatabase:
         """One writes at a time, and who would write waits for it: nothing is tried again."""
         return work()
 
-    def require_fit(self, connection: Connection) -> None:
+    def require_supported(self, connection: Connection) -> None:
         """The driver brings its own SQLite."""
 
     def clear_log(self) -> bool:

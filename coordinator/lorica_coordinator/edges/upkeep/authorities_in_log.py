@@ -30,7 +30,7 @@ class _Seen:
     digest: str
 
 
-def told(standings: tuple[AuthorityStanding, ...]) -> dict[str, str]:
+def in_entry(standings: tuple[AuthorityStanding, ...]) -> dict[str, str]:
     """What an entry of the log says of them."""
     return {
         key: value

@@ -26,7 +26,7 @@ from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.models.held_models import holding_models
 from lorica_coordinator.edges.models.model_store import BASE, EVIDENCE, INITIAL, MODEL
-from lorica_coordinator.edges.upkeep.backup_file import About, BackupWriter, is_fit, new_backup
+from lorica_coordinator.edges.upkeep.backup_file import About, BackupWriter, may_hold, new_backup
 from lorica_coordinator.rounds.without_updates import without_updates
 from lorica_coordinator.settings import SETTINGS_FILE, Settings
 from lorica_security.errors import ConfigurationError, Conflict, StorageError
@@ -90,7 +90,7 @@ def back_up(
 
 
 def _keys(folder: CoordinatorFolder) -> dict[str, bytes]:
-    return {f"keys/{path.name}": _read(path) for path in sorted(folder.keys.iterdir()) if is_fit(f"keys/{path.name}")}
+    return {f"keys/{path.name}": _read(path) for path in sorted(folder.keys.iterdir()) if may_hold(f"keys/{path.name}")}
 
 
 def leave_out_what_is_under_way(database: Path, federation: FederationName, now: float) -> None:
@@ -132,7 +132,7 @@ def _add_below(backup: BackupWriter, name: str, folder: Path) -> list[str]:
         relative = path.relative_to(folder)
         if path.is_symlink() or not path.is_file() or any(part.startswith(".") for part in relative.parts):
             continue
-        if is_fit(full := f"{name}/{relative}"):
+        if may_hold(full := f"{name}/{relative}"):
             _add_file(backup, full, path)
         else:
             left_out.append(full)

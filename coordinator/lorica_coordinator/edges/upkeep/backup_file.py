@@ -49,7 +49,7 @@ class _Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
-def is_fit(name: str) -> bool:
+def may_hold(name: str) -> bool:
     """Whether a backup may hold a file of this name: relative, of plain parts, none of them hidden, below a known
     folder."""
     parts = name.split("/")
@@ -79,7 +79,7 @@ class BackupWriter:
     def add_from(self, name: str, file: BinaryIO, size: int) -> None:
         """`size` bytes of `file`, which must have them. Raises StorageError naming it, ConfigurationError for an unfit
         name."""
-        if not is_fit(name) or name in self._digests:
+        if not may_hold(name) or name in self._digests:
             raise ConfigurationError(f"{name} cannot stand in a backup: rename it")
         self._line({"name": name, "size": size})
         hashed, left = blake3(), size
@@ -188,7 +188,7 @@ class BackupReader:
         digests: dict[str, str] = {}
         while "digests" not in (line := self._line(_MOST_MANIFEST_BYTES)):
             name, size = line.get("name"), line.get("size")
-            if not isinstance(name, str) or type(size) is not int or size < 0 or not is_fit(name) or name in digests:
+            if not isinstance(name, str) or type(size) is not int or size < 0 or not may_hold(name) or name in digests:
                 raise self._damaged(f"it names a file {str(name)[:80]!r}, which no backup holds")
             digests[name] = self._write(folder, name, size)
         if line != {"digests": digests} or self._file.read(1):

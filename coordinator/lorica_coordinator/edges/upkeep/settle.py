@@ -27,8 +27,7 @@ from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRow
 from lorica_coordinator.edges.database.round_store import SqlRoundStore
 from lorica_coordinator.edges.keys.key_store import KeyStore
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
-from lorica_coordinator.edges.upkeep.authorities_in_log import in_words, require_told, tells_of
-from lorica_coordinator.edges.upkeep.authorities_in_log import told as tell
+from lorica_coordinator.edges.upkeep.authorities_in_log import in_entry, in_words, require_told, tells_of
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp, catch_up, later_log, particulars_of, unsigned_in
 from lorica_coordinator.edges.upkeep.newest_in_log import Told, newest_told
 from lorica_coordinator.edges.upkeep.restore import close_plans
@@ -130,7 +129,7 @@ def settle(
         place.rows.append([ChainedRow.of(entry.line(), str(log)) for entry in reading.entries[known:]], newest=None)
         place.go_on_from(reading.walk.position)
     releases.close(told_closed(place))
-    require_every_release(place, releases)
+    require_every_release(place, kept.entries(), releases.closed())
     said = particulars_of(since, ledger=ledger is not None)
     if lost is not None:
         said |= {"lost_from": str(lost.first), "lost_to": str(lost.last)}
@@ -140,7 +139,7 @@ def settle(
     newest = newest_told(place).get(Event.AUTHORITY_CHANGED)
     unsigned = range(0) if since is None else since.unsigned
     if newest is not None and (newest.entry.sequence in unsigned or not tells_of(newest.entry, keys.authorities)):
-        audit.append(Event.AUTHORITY_CHANGED, **tell(keys.authorities.standings()))
+        audit.append(Event.AUTHORITY_CHANGED, **in_entry(keys.authorities.standings()))
         authorities = in_words(keys.authorities)
     for rows in (place.rows, kept.rows):
         rows.forget()

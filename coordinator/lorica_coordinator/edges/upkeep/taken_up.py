@@ -35,17 +35,18 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     check_newest(log, kept)  # first: rows that were emptied are not filled anew from the folder
     go_on_from_folder(log, kept, audit, releases)
     audit.head()
-    require_every_release(log, releases)
+    entries = kept.entries()
+    require_every_release(log, entries, releases.closed())
     _require_every_closing(log, releases)
     tell_closed(audit, releases)
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
             rows.make_known(newest)
-    for plan in {entry.plan for entry in releases.kept.entries()}:
+    for plan in {entry.plan for entry in entries}:
         kept.rows.mark(plan)
 
 
-def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:
+def require_can_take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     """What `take_up` refuses, as far as that shows before anybody leads: nothing is written. Raises as it does."""
     log, kept = audit.place, releases.kept
     if not isinstance(log, LogRows) or not isinstance(kept, ReleaseRows):
@@ -53,7 +54,7 @@ def require_fit(audit: AuditLog, releases: ReleaseLedger) -> None:
     check_newest(log, kept)
     if log.rows.last(1):  # else what the folder has is taken over first
         audit.head()
-        require_every_release(log, releases)
+        require_every_release(log, kept.entries(), releases.closed())
         _require_every_closing(log, releases)
 
 
@@ -70,15 +71,15 @@ def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases
     _go_on_from_ledger(kept, releases)
 
 
-def require_every_release(log: LogPlace, releases: ReleaseLedger) -> None:
-    """Raises IntegrityError where the log tells of a sum that the ledger has not, and the plan is not closed.
+def require_every_release(log: LogPlace, entries: Sequence[Release], closed: frozenset[Digest]) -> None:
+    """Raises IntegrityError where the log tells of a sum that is none of the ledger's `entries`, of a plan that is not
+    one of `closed`.
 
     A sum may be told of twice, and under two numbers: an answer was lost, or somebody was quicker. It is one by its
     subject, where that stands before an entry of the ledger which the log has the digest of. One whose round was not
     closed may be missing: a kill between log and ledger left it, and nothing came of it. Then the next one has its
     number, or will have it.
     """
-    entries, closed = releases.kept.entries(), releases.closed()
     told = list(_told(log, Event.SUM_RELEASED))
     digests = {entry.text("ledger_digest") for entry in told}
     whole = max((entry.number("ledger_entry") for entry in told if _has(entries, entry)), default=0)

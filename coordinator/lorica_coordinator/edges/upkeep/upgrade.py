@@ -70,7 +70,7 @@ def require_to_upgrade(database: PostgresqlDatabase, *, to: str) -> None:
     _require_revision(to, FIRST_IN_POSTGRESQL)
     try:
         with database.engine.begin() as connection:
-            database.require_fit(connection)
+            database.require_supported(connection)
             require_nobody_leads(connection)
     except SQLAlchemyError as error:
         raise database.failed(error) from error
@@ -87,7 +87,7 @@ def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -
     def once() -> Upgraded:
         try:
             with database.engine.begin() as connection:
-                database.require_fit(connection)
+                database.require_supported(connection)
                 alone(connection)
                 before = revision_of(connection)
                 if before is None:

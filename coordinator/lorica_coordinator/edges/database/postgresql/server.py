@@ -96,7 +96,7 @@ class PostgresqlDatabase:
         """Its log is the server's, and keeps everything: what may not stay there is sealed."""
         return True
 
-    def require_fit(self, connection: Connection) -> None:
+    def require_supported(self, connection: Connection) -> None:
         """Raises ConfigurationError for a server that is too old, or a database whose text is not UTF-8."""
         version = int((connection.dialect.server_version_info or (0,))[0])
         if version < OLDEST_VERSION:
