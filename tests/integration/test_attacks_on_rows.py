@@ -4,11 +4,13 @@ types commands twice, and puts back what was copied at an unlucky instant.
 Commands as an operator types them, on a real PostgreSQL.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.server.audited import AuditedStore
 from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.opened import Coordinator, leading
@@ -143,3 +145,18 @@ def test_release_groups_that_somebody_put_into_the_copy_are_not_waited_for(
     stood = newest_groups(newest_told(Coordinator.load(federation.folder).audit().place))
     assert stood is not None
     assert stood.number == 1
+
+
+def test_another_folder_that_knew_what_is_lost_leads_once_it_is_told(federation: Federation, tmp_path: Path) -> None:
+    """It was led from before; the database is settled where the other one is."""
+    dump = federation.dump(tmp_path / "old.dump")
+    federation.release(2)
+    other = CoordinatorFolder(Path(shutil.copytree(federation.folder.root, tmp_path / "other")))
+    federation.put_back(dump)
+    assert federation.command("settle", "--without-log").code == 0
+    with pytest.raises(IntegrityError, match="has no entry"), leading(Coordinator.load(other)):
+        pass
+    for newest in (other.audit / "newest", other.root / "state" / "privacy" / "newest"):
+        newest.unlink()
+    with leading(Coordinator.load(other)) as leader:
+        assert PLAN in leader.releases.closed()

@@ -53,6 +53,8 @@ from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 SPOOLS: Final = "spools"
 """The folder of all updates on their way in, in the state folder."""
 _SPARE = "spare"
+_ROUNDING = 1e-12
+"""Of a norm that two machines measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,7 @@ class Spools:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
             )
-        if norm not in (None, known[1]):
+        if norm is not None and not math.isclose(norm, known[1], rel_tol=_ROUNDING):
             raise IntegrityError(
                 f"{place.record}: the state says another norm than was measured of the update of silo {silo}: somebody "
                 "edited it; the round goes on without it"
