@@ -154,7 +154,7 @@ def test_another_folder_that_knew_what_is_lost_leads_once_it_is_told(federation:
     other = CoordinatorFolder(Path(shutil.copytree(federation.folder.root, tmp_path / "other")))
     federation.put_back(dump)
     assert federation.command("settle", "--without-log").code == 0
-    with pytest.raises(IntegrityError, match="has no entry"), leading(Coordinator.load(other)):
+    with pytest.raises(IntegrityError, match="has another entry"), leading(Coordinator.load(other)):
         pass
     for newest in (other.audit / "newest", other.root / "state" / "privacy" / "newest"):
         newest.unlink()
