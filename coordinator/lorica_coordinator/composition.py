@@ -17,7 +17,7 @@ from lorica_coordinator.edges.kept.kept_in_bucket import KeptInBucket
 from lorica_coordinator.edges.models.export_scratch import ExportScratch
 from lorica_coordinator.edges.models.model_store import ModelStore
 from lorica_coordinator.edges.models.spool import Spools
-from lorica_coordinator.edges.server.audited import AuditedOperator, AuditedStore, RefusalLog, released
+from lorica_coordinator.edges.server.audited import AuditedOperator, AuditedStore, RefusalLog
 from lorica_coordinator.edges.server.enrolment_servicer import EnrolmentServicer
 from lorica_coordinator.edges.server.federation_servicer import FederationServicer
 from lorica_coordinator.edges.server.fresh_certificates import FreshCertificates
@@ -135,7 +135,7 @@ def _aggregator(
         device=device,
         training=bundle.plan.training,
         privacy=bundle.plan.privacy,
-        releases=coordinator.releases_told(released(audit)),
+        releases=coordinator.releases_told(audit),
         turns=bundle.turns,
         reprojected=bundle.reprojected,
         who=bundle.plan.semi_supervised.who_trains,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from silo_wire.canonical import Digest
 
 if TYPE_CHECKING:
     from lorica_coordinator.edges.database.postgresql.leadership import Leadership
+    from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
     from lorica_coordinator.edges.database.round_store import SqlRoundStore
     from lorica_coordinator.edges.kept.ahead import Ahead
     from lorica_coordinator.edges.kept.kept_in_bucket import Listed, Seen
@@ -142,15 +144,27 @@ class Coordinator:
     @property
     def releases(self) -> "ReleaseLedger":
         """What was released under silo-level privacy, of all plans."""
-        return self.releases_told(None)
-
-    def releases_told(self, tell: "Callable[[Entry], None] | None") -> "ReleaseLedger":
-        """The same; `tell` hears of each entry before it is written."""
-        from lorica_coordinator.edges.database.open_store import release_rows
         from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 
-        kept = release_rows(self.settings, self.folder.settings, self.keys.identity, self.leadership)
-        return ReleaseLedger(self.settings.state_folder / "privacy", kept=kept, tell=tell or (lambda entry: None))
+        return ReleaseLedger(self.settings.state_folder / "privacy", kept=self._release_rows())
+
+    def releases_told(self, audit: "AuditLog") -> "ReleaseLedger":
+        """The same; `audit` tells of each entry before it is written, and answers for those that are there."""
+        from lorica_coordinator.edges.server.audited import released
+        from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+        from lorica_coordinator.edges.upkeep.taken_up import tells_of_sum
+
+        return ReleaseLedger(
+            self.settings.state_folder / "privacy",
+            kept=self._release_rows(),
+            tell=released(audit),
+            is_told=partial(tells_of_sum, audit.place),
+        )
+
+    def _release_rows(self) -> "ReleaseRows | None":
+        from lorica_coordinator.edges.database.open_store import release_rows
+
+        return release_rows(self.settings, self.folder.settings, self.keys.identity, self.leadership)
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""

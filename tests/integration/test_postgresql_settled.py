@@ -23,7 +23,7 @@ from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.kept import opening
 from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
-from lorica_coordinator.edges.server.audited import AuditedStore, released
+from lorica_coordinator.edges.server.audited import AuditedStore
 from lorica_coordinator.edges.upkeep import taken_up
 from lorica_coordinator.opened import Coordinator, leading
 from lorica_coordinator.service.unusable import BudgetSpent
@@ -93,7 +93,7 @@ class Federation:
     def release(self, *rounds: int, plan: Digest = PLAN) -> None:
         with leading(Coordinator.load(self.folder)) as leader:
             audit = leader.audit()
-            releases = leader.releases_told(released(audit))
+            releases = leader.releases_told(audit)
             for number in rounds:
                 releases.noise_key(b"")
                 releases.enter(round_key(plan, number), b"sum %d" % number, PRIVATE)

@@ -139,7 +139,7 @@ def test_a_restored_coordinator_releases_nothing_more_of_a_plan_whose_releases_i
     )
     assert done.code == 0, done.err
     restored = Coordinator.load(CoordinatorFolder(tmp_path / "whole"))
-    releases = restored.releases_told(released(restored.audit()))
+    releases = restored.releases_told(restored.audit())
     assert [entry.round for entry in releases.kept.entries()] == [1, 2]
     assert releases.enter(round_key(plan.digest, 3), b"sum 3", plan.privacy)
     assert releases.noise_key(b"x") == coordinator.releases.noise_key(b"x"), "one secret: no sum has two noises"

@@ -29,7 +29,7 @@ from lorica_coordinator.rounds.orders import waiting_for
 from lorica_coordinator.rounds.phases.aggregating import SPENT
 from lorica_coordinator.rounds.states import Finished as StateFinished
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
-from lorica_coordinator.service.unusable import BudgetSpent
+from lorica_coordinator.service.unusable import BudgetSpent, UnusableUpdate
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
 from lorica_security.noise.discrete_gaussian import SIGMA
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key
@@ -214,6 +214,22 @@ def test_another_set_of_the_same_attempt_has_other_noise_and_is_another_release(
     one, other = (stored_vector(place.models, result.model).astype(float) for result in (whole, less))
     difference = (one - other) * DIVISOR / (NOISE * NORM)
     assert difference.var() == pytest.approx(2, rel=0.1)  # of two noises: had they been the same, C alone would be left
+
+
+@pytest.mark.parametrize("edited", ["shorter than it is", "no norm at all", "counted twice"])
+def test_a_state_that_somebody_edited_gets_no_delta_past_the_clipping(place: Workplace, edited: str) -> None:
+    """Who can write the database has no key of an update, and chooses what the state says of it."""
+    key = place.key()
+    updates = sent(place, key)
+    if edited == "counted twice":
+        with pytest.raises(IntegrityError, match="has two updates of silo"):
+            noised(place, key, [*updates, updates[0]])
+    else:
+        norm = 0.0 if edited == "no norm at all" else updates[0].delta_norm / 100
+        with pytest.raises(UnusableUpdate, match="another norm than was measured") as refused:
+            noised(place, key, [replace(updates[0], delta_norm=norm), *updates[1:]])
+        assert refused.value.silo == A
+    assert not ledger_of(place).kept.entries()
 
 
 @pytest.mark.parametrize("changed", ["round", "plan", "federation", "model", "update", "factor", "silo"])

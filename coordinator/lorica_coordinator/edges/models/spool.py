@@ -53,6 +53,8 @@ from silo_wire.messages import MaskedHeader, RoundKey, UpdateHeader
 SPOOLS: Final = "spools"
 """The folder of all updates on their way in, in the state folder."""
 _SPARE = "spare"
+_ROUNDING = 1e-12
+"""Of a norm that two machines measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +303,9 @@ class Spools:
             known = self._known.setdefault(place, Spool(place, silo, record[0], layout.dtype, progress, self._kept))
         return known.held if known.manifest.digest == update else 0
 
-    def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
-        """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there."""
+    def committed(self, key: RoundKey, silo: SiloName, update: Digest, norm: float | None = None) -> StoredVector:
+        """The committed delta with this manifest digest; raises IntegrityError naming the silo when it is not there, or
+        has another L2 `norm`: what clips it is the one that was measured."""
         place = self._place(key, silo)
         with self._lock:
             known, spool = place.read(), self._known.get(place)
@@ -310,6 +313,11 @@ class Spools:
         if known is None or known[0].digest != update or known[1] is None or key_of_spool is None:
             raise IntegrityError(
                 f"{place.delta}: the committed update of silo {silo} was lost or replaced; the round goes on without it"
+            )
+        if norm is not None and not math.isclose(norm, known[1], rel_tol=_ROUNDING):
+            raise IntegrityError(
+                f"{place.record}: the state says another norm than was measured of the update of silo {silo}: somebody "
+                "edited it; the round goes on without it"
             )
         if spool is None or spool.manifest.digest != update:
             return StoredVector(place.delta, 0, known[0], None, key_of_spool)

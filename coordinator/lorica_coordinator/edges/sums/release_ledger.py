@@ -42,11 +42,13 @@ class ReleaseLedger:
         *,
         clock: Callable[[], float] = time.time,
         tell: Callable[[Entry], None] = lambda entry: None,
+        is_told: Callable[[Entry], bool] = lambda entry: True,
         kept: KeptReleases | None = None,
     ) -> None:
-        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written; `kept`: where entries are,
-        else in the folder."""
+        """`clock` gives seconds since 1970; `tell` hears of each entry before it is written, and `is_told` says whether
+        it did; `kept`: where entries are, else in the folder."""
         self.folder, self._clock, self._tell = folder, clock, tell
+        self._is_told = is_told
         self.kept = FolderReleases(folder) if kept is None else kept
 
     def noise_key(self, statement: bytes) -> bytes:
@@ -58,7 +60,7 @@ class ReleaseLedger:
         within its epsilon.
 
         When this returns the model that comes of it may be stored. Raises BudgetSpent where the release would take the
-        plan beyond its epsilon: nothing is entered then.
+        plan beyond its epsilon: nothing is entered then. Raises IntegrityError for an entry of it that nobody told of.
         """
         if key.plan in self.closed():
             raise BudgetSpent(
@@ -71,7 +73,14 @@ class ReleaseLedger:
         entries = self.kept.entries()
         of_plan = [entry for entry in entries if entry.plan == key.plan]
         made = releases_of(of_plan)
-        if all(entry.subject != subject for entry in of_plan):
+        found = next((entry for entry in of_plan if entry.subject == subject), None)
+        if found is not None and not self._is_told(found):
+            raise IntegrityError(
+                f"the ledger of releases has this sum as entry {found.sequence}, and the audit log does not tell of "
+                "it: somebody else put it in, and what the sum costs would be forgotten with it; put back a state of "
+                "before, and ask who could write it"
+            )
+        if found is None:
             made.append(release)
             cost = _cost(made, section)
             if cost > section.target_epsilon:

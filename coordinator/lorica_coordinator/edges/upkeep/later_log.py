@@ -6,14 +6,14 @@ nobody has signed those behind the last one. The entry `restore` says which thes
 covers them as well: they stay what they were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.round_tables import certificates, held_trust, silos
@@ -82,6 +82,9 @@ def catch_up(
     done.released.update(_sum_of(entry) for entry in sums if entry.sequence <= since)
     done.signed.update(map(_sum_of, filter(is_signed, sums)))
     with transaction as connection:
+        for identity, at in _shut_out(reading.entries[:since], federation):
+            if _revoke(connection, identity, at):
+                done.revoked.append(identity.uri)
         for entry in reading.entries[since:]:
             _take(connection, federation, entry, done, sealed=is_signed(entry))
     return done
@@ -91,7 +94,7 @@ def unsigned_in(reading: Reading) -> list[range]:
     """The entries that nobody signed: those at its end first."""
     position = reading.walk.position
     at_end = range(position.sealed + 1, position.head.sequence + 1)
-    return [at_end, *(_unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    return [at_end, *(unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
 
 
 def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
@@ -107,7 +110,7 @@ def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
     }
 
 
-def _unsigned_before(entry: Entry) -> range:
+def unsigned_before(entry: Entry) -> range:
     """The entries that no seal covered when a coordinator was restored with their log."""
     if entry.text("command") not in PUT_BACK or entry.text("newer_log") != "yes":
         return range(0)
@@ -161,6 +164,22 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             done.authorities_changed = True
 
 
+def _shut_out(entries: Iterable[Entry], federation: FederationName) -> list[tuple[Identity, int]]:
+    """Who was shut out and not let in since, and when. The log hears of it first: records that were copied right then,
+    or before the log was, have them in."""
+    shut_out: dict[str, tuple[Identity, int]] = {}
+    for entry in entries:
+        match entry.event:
+            case Event.OPERATOR_COMMAND if entry.text("command") == "Revoke":
+                if (identity := _asked_of(entry, federation)) is not None:
+                    shut_out[identity.uri] = identity, entry.at
+            case Event.ENROLLED:
+                shut_out.pop(Identity(federation, Role.SILO, silo_name(entry.text("silo"))).uri, None)
+            case Event.ACCESS_GRANTED:
+                shut_out.pop(entry.text("to"), None)
+    return list(shut_out.values())
+
+
 def _sum_of(entry: Entry) -> tuple[int, Digest, str]:
     return entry.number("ledger_entry"), Digest(entry.text("plan")), entry.text("ledger_digest")
 
@@ -176,12 +195,14 @@ def _asked_of(entry: Entry, federation: FederationName) -> Identity | None:
     return None if hosts_own or identity.role is Role.COORDINATOR else identity
 
 
-def _revoke(connection: Connection, identity: Identity, at: float) -> None:
+def _revoke(connection: Connection, identity: Identity, at: float) -> bool:
+    """Whether there was anything to revoke."""
     good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
-    connection.execute(update(certificates).where(good).values(revoked_at=at))
+    count = connection.execute(update(certificates).where(good).values(revoked_at=at)).rowcount
     if identity.role is Role.SILO:
         present = and_(silos.c.silo == identity.name, silos.c.revoked_at.is_(None))
-        connection.execute(update(silos).where(present).values(revoked_at=at))
+        count += connection.execute(update(silos).where(present).values(revoked_at=at)).rowcount
+    return count > 0
 
 
 def _enrol(connection: Connection, federation: FederationName, entry: Entry) -> None:
@@ -210,8 +231,11 @@ def _certificate_of_silo(entry: Entry) -> dict[str, object]:
 
 
 def _register(connection: Connection, identity: Identity, entry: Entry) -> None:
+    """Anew where it is there: the log was taken before, by a settling that was cut off, which shut it out again by an
+    entry that comes before this one."""
     serial = entry.text("certificate")
-    if connection.execute(select(certificates.c.serial).where(certificates.c.serial == serial)).first() is None:
+    again = update(certificates).where(certificates.c.serial == serial).values(revoked_at=None)
+    if connection.execute(again).rowcount == 0:
         connection.execute(
             insert(certificates).values(
                 serial=serial,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lorica_coordinator.edges.upkeep.later_log import PUT_BACK, unsigned_before
 from lorica_coordinator.service.release_groups import EarlierGroups
 from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.on_disk.log_place import LogPlace
@@ -22,11 +23,17 @@ class Told:
 
 def newest_told(audit: LogPlace) -> Mapping[Event, Told]:
     """Of groups and of authorities, where the log tells of any: in one look from its newest entry on, which ends with
-    the later found of the two. Raises IntegrityError or StorageError naming where it is."""
+    the later found of the two. Not of groups that nobody had signed when a coordinator was put back by a copy with
+    them: silos would be waited for that cannot have them. Raises IntegrityError or StorageError naming where it is."""
     found: dict[Event, Told] = {}
-    for line in audit.telling(*(f'"{event.value}"' for event in _EVENTS)):
+    unsigned: list[range] = []
+    for line in audit.telling(*(f'"{word}"' for word in (*(event.value for event in _EVENTS), *PUT_BACK))):
         entry = entry_from_line(line.content, line.where)
-        if entry.event in _EVENTS:
+        if entry.event is Event.OPERATOR_COMMAND:
+            unsigned.append(unsigned_before(entry))
+        elif entry.event is Event.GROUPS_STAND and any(entry.sequence in some for some in unsigned):
+            continue
+        elif entry.event in _EVENTS:
             found.setdefault(entry.event, Told(entry, line.where))
         if len(found) == len(_EVENTS):
             break

@@ -16,10 +16,11 @@ from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRow
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_security.audit.entry import Entry, Event, entry_from_line
+from lorica_security.audit.verification import Verification
 from lorica_security.errors import IntegrityError
 from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
-from lorica_security.on_disk.reading import read_log
+from lorica_security.on_disk.reading import entries_of, read_log
 from lorica_security.privacy.ledger import Entry as Release
 from silo_wire.canonical import Digest
 
@@ -54,8 +55,19 @@ def require_can_take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     check_newest(log, kept)
     if log.rows.last(1):  # else what the folder has is taken over first
         audit.head()
+        _require_whole(log)
         require_every_release(log, kept.entries(), releases.closed())
         _require_every_closing(log, releases)
+
+
+def _require_whole(log: LogPlace) -> None:
+    """An entry that is missing in between closes no plan, and tells of no sum. One seal is enough, that of the end:
+    each entry names the one before it."""
+    try:
+        for _ in entries_of(log, Verification()):
+            pass
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}; put back a database of before, and ask who could write it") from error
 
 
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
@@ -112,6 +124,15 @@ def tell_closed(audit: AuditLog, releases: ReleaseLedger) -> None:
     """Enter closed plans that the log does not tell of: rows of them are in no chain themselves."""
     for plan in sorted(releases.closed() - told_closed(audit.place)):
         audit.append(Event.PLAN_CLOSED, plan=plan)
+
+
+def tells_of_sum(log: LogPlace, release: Release) -> bool:
+    """One of an earlier release tells no digest."""
+    return any(
+        (entry.number("ledger_entry"), entry.text("plan")) == (release.sequence, release.plan)
+        and entry.text("ledger_digest") in ("", release.digest)
+        for entry in _told(log, Event.SUM_RELEASED)
+    )
 
 
 def _require_every_closing(log: LogPlace, releases: ReleaseLedger) -> None:

@@ -270,7 +270,7 @@ class _Spools(Spools):
         super().__init__(folder)
         self.vectors: Mapping[SiloName, StoredVector] = {}
 
-    def committed(self, key: RoundKey, silo: SiloName, update: Digest) -> StoredVector:
+    def committed(self, key: RoundKey, silo: SiloName, update: Digest, norm: float | None = None) -> StoredVector:
         return self.vectors[silo]
 
 

@@ -8,7 +8,7 @@ from lorica_coordinator.aggregation.noised_sum import NoisedSum
 from lorica_coordinator.edges.models.spool import Spools
 from lorica_coordinator.edges.sums.next_model import NextModel, of_mean
 from lorica_coordinator.edges.sums.noised_mean import NoisedMeanReader
-from lorica_coordinator.edges.sums.reducers.reducer import spooled, summary_of
+from lorica_coordinator.edges.sums.reducers.reducer import by_name, spools_of, summary_of
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger, release_statement
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_security.errors import StateError
@@ -62,20 +62,20 @@ class Noised:
             divisor=self._privacy.nominal_silos,
             parameters=base.elements,
         )
-        by_name = sorted(committed, key=lambda update: update.silo)
+        updates = by_name(committed)
         factors = []
-        for update in by_name:
+        for update in updates:
             summary = summary_of(update)
             weight = self._section.weighs.raw_weight(summary)
             factors.append(arithmetic.factor(weight=weight, delta_norm=summary.delta_norm))
-        spools = [(update.silo, spooled(self._spools, key, update.silo, update.digest)) for update in by_name]
+        spools = spools_of(self._spools, key, updates)
         statement = release_statement(
             key,
             base_model,
-            ((update.silo, update.digest, factor) for update, factor in zip(by_name, factors, strict=True)),
+            ((update.silo, update.digest, factor) for update, factor in zip(updates, factors, strict=True)),
         )
         noise = NoiseStream(self._releases.noise_key(statement))
         more = self._releases.enter(key, statement, self._privacy)
         with closing(NoisedMeanReader(spools, factors, arithmetic=arithmetic, noise=noise)) as mean:
-            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(by_name))
+            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(updates))
         return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), last=not more)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar, Final, Protocol, TypeVar
 
 import torch
@@ -50,15 +51,26 @@ class Reducer(Algorithm, Protocol[Committed]):
 
 
 def spools_of(spools: Spools, key: RoundKey, committed: Sequence[CommittedUpdate]) -> list[Spooled]:
-    """What each silo committed, in order of name; raises UnusableUpdate."""
-    by_name = sorted(committed, key=lambda update: update.silo)
-    return [(update.silo, spooled(spools, key, update.silo, update.digest)) for update in by_name]
+    """What each silo committed, in order of name; raises UnusableUpdate, IntegrityError where one stands twice."""
+    return [(one.silo, spooled(spools, key, one.silo, one.digest, one.delta_norm)) for one in by_name(committed)]
 
 
-def spooled(spools: Spools, key: RoundKey, silo: SiloName, digest: Digest) -> StoredVector:
-    """What the silo committed; raises UnusableUpdate."""
+def by_name(committed: Sequence[CommittedUpdate]) -> list[CommittedUpdate]:
+    """Raises IntegrityError where two are of one silo."""
+    listed = sorted(committed, key=lambda update: update.silo)
+    for one, following in pairwise(listed):
+        if one.silo == following.silo:
+            raise IntegrityError(
+                f"the state of the round has two updates of silo {one.silo}: somebody edited it; put back a database "
+                "of before, and ask who could write it"
+            )
+    return listed
+
+
+def spooled(spools: Spools, key: RoundKey, silo: SiloName, digest: Digest, norm: float | None = None) -> StoredVector:
+    """What the silo committed; raises UnusableUpdate, also where it has another `norm` than the state says."""
     try:
-        return spools.committed(key, silo, digest)
+        return spools.committed(key, silo, digest, norm)
     except IntegrityError as error:
         raise UnusableUpdate(silo, str(error)) from error
 

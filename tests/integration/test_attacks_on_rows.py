@@ -1,0 +1,162 @@
+"""Who administers the database writes it at will, and has neither the coordinator's keys nor `attempt_keys`; an operator
+types commands twice, and puts back what was copied at an unlucky instant.
+
+Commands as an operator types them, on a real PostgreSQL.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
+from lorica_coordinator.edges.server.audited import AuditedStore
+from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
+from lorica_coordinator.opened import Coordinator, leading
+from lorica_security.audit.entry import Event
+from lorica_security.errors import IntegrityError
+from lorica_security.identifiers import Identity, Role
+from lorica_security.identity.identity_key import new_identity_key
+from lorica_security.on_disk.log_file import AuditLog
+from lorica_security.on_disk.reading import read_log
+from lorica_security.privacy.ledger import next_entry
+from silo_wire.canonical import digest_of
+from tests.integration.test_postgresql_settled import PLAN, PRIVATE, Federation
+from tests.support.coordinator import initialise
+from tests.support.coordinator_edges import round_key
+from tests.support.postgresql import PostgresqlServer, running_postgresql
+from tests.support.rounds import A, B, C
+from tests.unit.test_rounds_store import enrolled_silo, invitation
+
+((_, RELEASE),) = PRIVATE.releases_of_round(weighted=False)
+BY_ITS_OWNER = "SET session_replication_role = replica; "
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresqlServer]:
+    with running_postgresql() as running:
+        yield running
+
+
+@pytest.fixture
+def federation(server: PostgresqlServer, tmp_path: Path, request: pytest.FixtureRequest) -> Federation:
+    found = Federation(server, initialise(tmp_path / "net"), f"a{abs(hash(request.node.name)) % 10**9}")
+    found.enrol(A, B)
+    found.release(1)
+    return found
+
+
+def written(federation: Federation, statement: str) -> None:
+    federation.server.execute(BY_ITS_OWNER + statement, database=federation.name)
+
+
+@pytest.mark.parametrize("how", ["deleted", "of another kind"])
+def test_a_closing_that_is_taken_out_of_the_middle_of_the_log_opens_no_plan(federation: Federation, how: str) -> None:
+    with leading(Coordinator.load(federation.folder)) as leader:
+        leader.releases.close([PLAN])
+    federation.enrol(C)  # which tells of it first, and adds to the log behind it
+    told = f"line LIKE '%\"{Event.PLAN_CLOSED.value}\"%'"
+    if how == "deleted":
+        written(federation, f"DELETE FROM audit_log WHERE {told}")
+    else:
+        other = f"replace(line, '{Event.PLAN_CLOSED.value}', '{Event.PLAN_OFFERED.value}')"
+        written(federation, f"UPDATE audit_log SET line = {other} WHERE {told}")
+    written(federation, "DELETE FROM closed_plans")
+    with pytest.raises(IntegrityError, match=r"entries were left out|it was edited"):
+        federation.release(2)
+
+
+def test_a_sum_that_was_put_into_the_ledger_before_it_was_made_is_not_made(federation: Federation) -> None:
+    """It would be told of nowhere: once the row is taken out again, nobody knows that epsilon was spent."""
+    with leading(Coordinator.load(federation.folder)) as leader:
+        forged = next_entry(
+            leader.releases.kept.entries(), round_key(PLAN, 2), "delta", RELEASE, at=1, subject=digest_of(b"sum 2")
+        )
+    line = forged.line().decode().removesuffix("\n").replace("'", "''")
+    written(federation, f"INSERT INTO release_ledger VALUES ({forged.sequence}, '{forged.previous}', '{line}')")
+    with pytest.raises(IntegrityError, match="has this sum as entry 2, and the audit log does not tell of it"):
+        federation.release(2)
+    written(federation, "DELETE FROM release_ledger WHERE sequence = 2")
+
+
+def test_a_sum_that_is_made_again_is_one_that_the_log_tells_of(federation: Federation) -> None:
+    federation.release(1, 1)
+    with leading(Coordinator.load(federation.folder)) as leader:
+        assert len(leader.releases.kept.entries()) == 1
+
+
+def test_silos_that_a_cut_off_settling_had_let_in_are_in_when_it_is_typed_again(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """A wrong --ledger is refused when the records have what the log says."""
+    dump = federation.dump(tmp_path / "old.dump")
+    federation.enrol(C)
+    federation.release(2)
+    copy = tmp_path / "copy"
+    assert federation.command("audit", "export", copy).code == 0
+    federation.put_back(dump)
+    wrong = federation.command("settle", "--log", copy, "--ledger", tmp_path / "missing")
+    assert "is missing" in wrong.err
+    done = federation.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    assert done.code == 0, done.err
+    good = "SELECT uri FROM certificates WHERE revoked_at IS NULL AND uri LIKE '%/silo/%' ORDER BY uri"
+    names = [str(uri).rpartition("/")[2] for (uri,) in federation.server.rows(good, database=federation.name)]
+    assert names == [A, B, C], "who is registered is let in"
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_who_was_revoked_while_the_dump_was_made_stays_out(federation: Federation, tmp_path: Path, back: bool) -> None:
+    """The log hears of it first. Who was let in again stays in."""
+    with leading(Coordinator.load(federation.folder)) as leader:
+        store, audit = leader.open_store(), leader.audit()
+        audit.append(Event.OPERATOR_COMMAND, command="Revoke", asked_role="silo", asked_name=A)
+        if back:
+            offered = invitation(A, b"again")
+            store.invite(offered)
+            AuditedStore(store, audit).enrol(enrolled_silo(A, 9.0), secret_digest=offered.secret_digest)
+        dump = federation.dump(tmp_path / "right then.dump")
+        if not back:
+            store.revoke(Identity(leader.federation, Role.SILO, A), 1.0)
+        store.close()
+    federation.release(2)
+    copy = tmp_path / "copy"
+    assert federation.command("audit", "export", copy).code == 0
+    federation.put_back(dump)
+    done = federation.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    assert done.code == 0, done.err
+    assert federation.silos() == {A: back, B: True}
+
+
+def test_release_groups_that_somebody_put_into_the_copy_are_not_waited_for(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """No silo has them, and with so high a number nothing can be proposed in their place."""
+    dump = federation.dump(tmp_path / "old.dump")
+    with leading(Coordinator.load(federation.folder)) as leader:
+        leader.audit().append(Event.GROUPS_STAND, number=1, digest="b" * 64, groups=f"{A}, {B}")
+    copy = tmp_path / "copy"
+    assert federation.command("audit", "export", copy).code == 0
+    forging = AuditLog(copy, writer=read_log(copy).writer, key=new_identity_key(), clock=lambda: 4e9)
+    forging.append(Event.GROUPS_STAND, number=999, digest="c" * 64, groups="clinic-z")
+    federation.put_back(dump)
+    done = federation.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    assert done.code == 0, done.err
+    stood = newest_groups(newest_told(Coordinator.load(federation.folder).audit().place))
+    assert stood is not None
+    assert stood.number == 1
+
+
+def test_another_folder_that_knew_what_is_lost_leads_once_it_is_told(federation: Federation, tmp_path: Path) -> None:
+    """It was led from before; the database is settled where the other one is."""
+    dump = federation.dump(tmp_path / "old.dump")
+    federation.release(2)
+    other = CoordinatorFolder(Path(shutil.copytree(federation.folder.root, tmp_path / "other")))
+    federation.put_back(dump)
+    assert federation.command("settle", "--without-log").code == 0
+    with pytest.raises(IntegrityError, match="has another entry"), leading(Coordinator.load(other)):
+        pass
+    for newest in (other.audit / "newest", other.root / "state" / "privacy" / "newest"):
+        newest.unlink()
+    with leading(Coordinator.load(other)) as leader:
+        assert PLAN in leader.releases.closed()
