@@ -1,5 +1,6 @@
-"""A masked round over mutual TLS, with a silo whose model two ranks hold parts of, one of which hangs: the model is the
-one that silos of one process make."""
+"""A masked round over mutual TLS of three silos: one process, two ranks that hold the whole model each, and two that hold
+parts of it, of which one hangs. The model is the one that silos of one process make.
+"""
 
 import os
 import signal
@@ -24,10 +25,16 @@ from tests.support.coordinator_edges import Workplace, content_of
 from tests.support.federation import Federation
 from tests.support.json_logs import logged
 from tests.support.trained_alone import bundle_at, first_model, folder_of, update_alone, vectors
+from tests.support.waiting import until
 from tests.support.warm_processes import WarmProcesses
 
-SHARDED = CLINIC.name
+SHARDED, WHOLE = SiloName(CLINIC.name), SiloName(INSURER.name)
 TIMEOUT_S = 20
+OF_ALL = '[policy]\ntrust_on_first_use = true\n[training]\nthreads = 1\ndevice = "cpu"\n'
+TRAINING = {
+    SHARDED: f"processes = 2\nsharded = true\nrank_timeout_s = {TIMEOUT_S}\n",
+    WHOLE: "processes = 2\n",
+}
 VALUES = {
     "schedule.rounds": 1,
     "schedule.min_silos": 3,
@@ -53,7 +60,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """After its round, before which rank 1 of the sharded silo was stopped: it does not hear that it is called."""
-    root = tmp_path_factory.mktemp("shards")
+    root = tmp_path_factory.mktemp("ranks")
     data = {}
     for silo in (CLINIC, INSURER, HOSPITAL):
         data[silo.name] = root / "data" / silo.name
@@ -65,12 +72,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         it.coordinator("plan", "new", "covered", "--size", "micro", *set_options(VALUES))
         it.serve("--plan", "covered")
         for name in data:
-            ranks = f"processes = 2\nsharded = true\nrank_timeout_s = {TIMEOUT_S}\n" if name == SHARDED else ""
             folder = it.root / "agents" / name
             folder.mkdir(mode=0o700, parents=True)
-            (folder / "silo.toml").write_text(
-                f'[policy]\ntrust_on_first_use = true\n[training]\nthreads = 1\ndevice = "cpu"\n{ranks}'
-            )
+            (folder / "silo.toml").write_text(OF_ALL + TRAINING.get(SiloName(name), ""))
             it.agent(name, "enroll", it.coordinator("invite", name).strip())
             it.start_agent(name)
         it.wait(it.all_ready)
@@ -96,7 +100,7 @@ def test_a_rank_that_hangs_is_ended_and_the_round_goes_on(federation: Federation
 
 
 def test_the_model_is_that_of_silos_of_one_process(federation: Federation, tmp_path: Path) -> None:
-    """But for gradients, which ranks add in another order, and by which AdamW's first steps go."""
+    """But for the gradients of shards, which are added in another order, and by which AdamW's first steps go."""
     _, (record,) = federation.view().look()
     place = Workplace.at(federation.folder / "state", bundle_at(federation, SHARDED))
     made = np.frombuffer(content_of(place.models.vector(Digest(record.model_digest.hex()))), dtype="<f4")
@@ -112,3 +116,22 @@ def test_the_model_is_that_of_silos_of_one_process(federation: Federation, tmp_p
 def sent_by(it: Federation, silo: str) -> Path:
     (sent,) = vectors(folder_of(it, SiloName(silo)).updates, bundle_at(it, SiloName(silo)).layout.total_bytes)
     return sent
+
+
+def test_ranks_end_with_their_agent_and_leave_nothing(federation: Federation) -> None:
+    """Last of this module: the agents are told to stop, as a service manager does."""
+    for silo in (WHOLE, SHARDED):
+        groups = list(folder_of(federation, silo).ranks.glob("group-*"))
+        assert len(groups) == 1, "one group trained, and is there for the next round"
+        ranks = [process for process in psutil.process_iter() if str(groups[0]) in words_of(process)]
+        assert len(ranks) == 3, "a launcher and two ranks"
+        federation.processes.stop(silo)
+        until(lambda ranks=ranks: not any(process.is_running() for process in ranks), lambda: None, 60.0)
+        assert not list(folder_of(federation, silo).ranks.glob("group-*"))
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
