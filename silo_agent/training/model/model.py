@@ -11,7 +11,7 @@ trained of them is what is bound, loaded and sent. Where that is B alone, A is w
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -102,15 +102,14 @@ class BoundParameters:
             position += len(tensor)
 
 
-def bound_file(path: Path, specs: Sequence[TensorSpec]) -> BoundParameters:
-    """The float32 vector of `specs` in `path`, to be read: a mapping of the file. Raises StorageError."""
-    placed = zip(specs, accumulate((spec.elements for spec in specs), initial=0), strict=False)
+def bound_file(path: Path, layout: Layout) -> BoundParameters:
+    """The float32 vector of `layout` in `path`, to be read: a mapping of the file. Raises StorageError."""
     try:
         vector = torch.from_numpy(np.memmap(path, dtype="<f4", mode="c"))
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error.strerror}): correct permissions or disk") from error
-    tensors = (nn.Parameter(vector[start:][: spec.elements], requires_grad=False) for spec, start in placed)
-    return BoundParameters(tuple(specs), tuple(tensors))
+    tensors = (nn.Parameter(vector[at:][: spec.elements], requires_grad=False) for spec, at in layout.placed())
+    return BoundParameters(layout.tensors, tuple(tensors))
 
 
 def build_model(

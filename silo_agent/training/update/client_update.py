@@ -124,7 +124,7 @@ def _gathered(path: Path, layout: Layout, parameters: BoundParameters, ranks: Ra
         if (written := sum(int(each) for each in held)) != layout.parameters:
             raise StateError(f"ranks wrote {written} of {layout.parameters} numbers of update {path}")
         with ranks.all_or_none():
-            trained = bound_file(path, parameters.specs)
+            trained = bound_file(path, layout)
         undone.pop_all()
     return trained
 
