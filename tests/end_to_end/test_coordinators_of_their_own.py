@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from lorica.demo.observer import FederationView
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import environment
 from lorica.demo.silos.clinic import CLINIC
@@ -30,7 +31,6 @@ from lorica.demo.silos.query_log import query_log
 from lorica.demo.silos.silos import write_silo
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.postgresql import SUPERUSER, PostgresqlServer, running_postgresql
 from tests.support.s3_server import S3Server, running_moto
@@ -222,7 +222,7 @@ def _take_over(
     masked: bool,
 ) -> None:
     values = VALUES | (MASKED if masked else {})
-    it.coordinator("plan", "new", "plain", "--size", "micro", *set_options(values))
+    it.coordinator("plan", "new", "plain", "--size", "micro", *set_arguments(values))
     first.serve("--plan", "plain")
     first.view().wait_until_serving(first.check, LONGEST_S)
     second.serve()

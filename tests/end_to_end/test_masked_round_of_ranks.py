@@ -1,5 +1,5 @@
-"""A masked round over mutual TLS of three silos: one process, two ranks that hold the whole model each, and two that hold
-parts of it, of which one hangs. The model is the one that silos of one process make.
+"""A masked round over mutual TLS of three silos: one process, two ranks that hold the whole model each, and two that
+hold parts of it, of which one hangs. The model is the one that silos of one process make.
 """
 
 import os
@@ -12,6 +12,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.hospital import HOSPITAL
 from lorica.demo.silos.insurer import INSURER
@@ -20,7 +21,6 @@ from lorica.demo.silos.silos import write_silo
 from lorica_security.identifiers import SiloName
 from silo_agent.edges.ranks import frames
 from silo_wire.canonical import Digest
-from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, content_of
 from tests.support.federation import Federation
 from tests.support.json_logs import logged
@@ -69,7 +69,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan")
-        it.coordinator("plan", "new", "covered", "--size", "micro", *set_options(VALUES))
+        it.coordinator("plan", "new", "covered", "--size", "micro", *set_arguments(VALUES))
         it.serve("--plan", "covered")
         for name in data:
             folder = it.root / "agents" / name

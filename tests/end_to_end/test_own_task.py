@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.processes import Processes
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.unit.test_installed_tasks import Package
 
@@ -50,7 +50,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             "training.learning_rate": 5e-3,
             "training.max_output_tokens": 16,
         }
-        it.coordinator("plan", "new", "notes", "--size", "micro", *set_options(values))
+        it.coordinator("plan", "new", "notes", "--size", "micro", *set_arguments(values))
         it.serve("--plan", "notes")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

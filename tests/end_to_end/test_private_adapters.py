@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import T5ForConditionalGeneration
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.query_log import query_log
@@ -17,7 +18,6 @@ from lorica.demo.silos.silos import write_silo
 from lorica.verify import key_of
 from lorica_security.errors import StateError
 from lorica_security.on_disk.provenance import verified
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def settings(**values: object) -> list[str]:
-    return set_options(VALUES | values)
+    return list(set_arguments(VALUES | values))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command_line import set_options
+from lorica.demo.plan import set_arguments
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -40,7 +40,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, shared_text2sql: Path) 
             "evaluation.every": 0,
             "evaluation.initial": "false",
         }
-        it.coordinator("plan", "new", "real", "--size", "mini", *set_options(values))
+        it.coordinator("plan", "new", "real", "--size", "mini", *set_arguments(values))
         it.serve("--plan", "real")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from lorica_coordinator.edges.upkeep.backup_file import PASSPHRASE
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -46,7 +46,7 @@ def test_silos_go_on_with_a_coordinator_that_came_from_a_backup(
     with WarmProcesses(tmp_path / "logs") as processes:
         it = Federation(tmp_path, processes, data)
         it.init("--no-plan", "--federation", "north")
-        it.coordinator("plan", "new", "triage", "--size", "micro", *set_options(VALUES))
+        it.coordinator("plan", "new", "triage", "--size", "micro", *set_arguments(VALUES))
         it.serve("--plan", "triage")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import ActionChains
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
 from tests.support.browser import Browser, browsing
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
@@ -55,7 +55,7 @@ def federation(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, data)
         it.init("--no-plan", "--federation", "northern-care")
-        it.coordinator("plan", "new", "triage", "--size", "micro", *set_options(VALUES))
+        it.coordinator("plan", "new", "triage", "--size", "micro", *set_arguments(VALUES))
         it.serve("--plan", "triage")
         for silo in SILOS:
             it.agent(silo, "enroll", it.coordinator("invite", silo).strip())

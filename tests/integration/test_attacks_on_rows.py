@@ -1,5 +1,5 @@
-"""Who administers the database writes it at will, and has neither the coordinator's keys nor `attempt_keys`; an operator
-types commands twice, and puts back what was copied at an unlucky instant.
+"""Who administers the database writes it at will, and has neither the coordinator's keys nor `attempt_keys`; an
+operator types commands twice, and puts back what was copied at an unlucky instant.
 
 Commands as an operator types them, on a real PostgreSQL.
 """

@@ -24,6 +24,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.query_log import query_log
@@ -35,7 +36,6 @@ from silo_agent.edges.keys.key_store import load_credentials
 from silo_agent.edges.wire.channel import mutual_channel
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 from tests.architecture.test_alert_rules import ALERTS, DASHBOARDS
-from tests.support.command_line import set_options
 from tests.support.federation import Federation
 from tests.support.prometheus import LONGEST_S, Prometheus, found, prometheus
 from tests.support.warm_processes import WarmProcesses
@@ -186,7 +186,7 @@ class Watched:
     def start(self, plan: str, values: dict[str, Any]) -> None:
         seed = str(len(self.shown) + len(self.fired))  # no plan begins with the model of another
         self.federation.coordinator(
-            "plan", "new", plan, "--size", "micro", "--seed", seed, *set_options(PLAIN | values)
+            "plan", "new", plan, "--size", "micro", "--seed", seed, *set_arguments(PLAIN | values)
         )
         self.federation.coordinator("plan", "start", plan)
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.query_log import query_log
@@ -36,7 +37,7 @@ from lorica_security.secure_aggregation.keys.secret import Secret
 from silo_agent.cli import main as agent_main
 from tests.integration.test_attacks_on_masked_rounds import rogue_template
 from tests.support.byte_search import Needles
-from tests.support.command_line import Done, run_command, set_options
+from tests.support.command_line import Done, run_command
 from tests.support.coordinator import FEDERATION as ROGUE_FEDERATION
 from tests.support.coordinator import FederationTemplate
 from tests.support.revealed_shares import but_revealed
@@ -158,7 +159,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             *("--silos-port", str(ports[0]), "--enrolment-port", str(ports[1]), "--metrics-port", str(ports[2])),
         )
         where = ("--dir", it.folder)
-        it.coordinator("plan", "new", "default", *where, "--size", "micro", *set_options(VALUES))
+        it.coordinator("plan", "new", "default", *where, "--size", "micro", *set_arguments(VALUES))
         tokens = {silo: it.coordinator("invite", silo, *where).out.strip() for silo in SILOS}
         processes.start(
             "coordinator", "lorica_coordinator.cli", ["serve", *map(str, where), "--log-level", "debug"], environment

@@ -144,7 +144,7 @@ def test_a_log_of_another_history_is_told_as_such_and_all_that_is_lost(federatio
 
 
 def test_an_entry_that_is_gone_is_told_though_a_later_one_is_there(federation: Federation, tmp_path: Path) -> None:
-    """The folder knows a revocation of the timeline that is lost; what others see has a later entry of the other one."""
+    """The folder knows a revocation of the timeline that is lost; others see a later entry of the other one."""
     (tmp_path / "mount").mkdir(mode=0o700)
     settings, newest = federation.folder.settings, federation.folder.audit / "newest"
     settings.write_text(settings.read_text().replace('attempt_keys = ""', f'attempt_keys = "{tmp_path / "mount"}"'))

@@ -18,6 +18,7 @@ import structlog
 from typer.testing import CliRunner
 
 from lorica.cli import app
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
@@ -32,7 +33,6 @@ from lorica_security.identifiers import SiloName
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_agent.training.model.plan_model import PlanModel
 from silo_wire.canonical import Digest
-from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, stored_vector
 from tests.support.federation import Federation
 from tests.support.waiting import until
@@ -56,7 +56,7 @@ VALUES = {
 
 
 def settings(**values: object) -> list[str]:
-    return set_options(VALUES | values)
+    return list(set_arguments(VALUES | values))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import keep_first, write_silo
@@ -22,7 +23,6 @@ from lorica_security.errors import StateError
 from lorica_security.host.files import write_private
 from silo_agent.edges.disk.silo_folder import SiloFolder
 from silo_wire.canonical import Digest
-from tests.support.command_line import set_options
 from tests.support.coordinator_edges import Workplace, make_plan, stored_vector
 from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
@@ -143,7 +143,7 @@ def over_network(six: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with WarmProcesses(root / "logs") as processes:
         it = Federation(root, processes, {name: six / name for name in SIX})
         it.init("--no-plan", "--federation", "north")
-        it.coordinator("plan", "new", "first", "--size", "micro", "--seed", "7", *set_options(MASKED))
+        it.coordinator("plan", "new", "first", "--size", "micro", "--seed", "7", *set_arguments(MASKED))
         it.serve("--plan", "first")
         for name in SIX:
             it.agent(name, "enroll", it.coordinator("invite", name).strip())

@@ -2,9 +2,8 @@
 
 import contextlib
 import io
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -47,11 +46,3 @@ def run_command(main: Callable[[], None], *arguments: str | Path) -> Done:
         finally:
             structlog.reset_defaults()
     return Done(code, out.getvalue(), err.getvalue())
-
-
-def set_options(values: Mapping[str, object]) -> list[str]:
-    """Of `coordinator plan new`, from the values that a plan is to have."""
-    options = []
-    for key, value in values.items():
-        options += ["--set", f"{key}={json.dumps(value) if isinstance(value, list | bool) else value}"]
-    return options

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
-from tests.support.command_line import set_options
 from tests.support.json_logs import logged
 from tests.support.network_hosts import Cable, Host, Network
 from tests.support.waiting import until
@@ -104,7 +104,7 @@ class NetworkFederation:
             ),
             *("--silos-port", silos, "--enrolment-port", enrolment, "--metrics-port", metrics),
         )
-        self.coordinator("plan", "new", "net", "--size", self._size, *set_options(self._plan))
+        self.coordinator("plan", "new", "net", "--size", self._size, *set_arguments(self._plan))
         self._start(self.network.hub, "coordinator", "lorica_coordinator.cli", "serve", "--plan", "net")
         until(lambda: self.metric("lorica_round") is not None, self.check, LONGEST_S)
         return self

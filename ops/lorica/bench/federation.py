@@ -22,6 +22,7 @@ from lorica.bench.figures import Reading, Run
 from lorica.bench.model import write_model
 from lorica.bench.processes import Meter, imports_bytes
 from lorica.demo.observer import FederationView
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes, environment, run
 from lorica.demo.silos.clinic import CLINIC
@@ -156,8 +157,7 @@ def _set_up(
         "wire.update": wire,
         **(_SECURE_VALUES if masked else {}),
     }
-    settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
-    run("lorica_coordinator.cli", "plan", "new", PLAN, "--model", str(model), *settings, *where)
+    run("lorica_coordinator.cli", "plan", "new", PLAN, "--model", str(model), *set_arguments(values), *where)
     shutil.rmtree(model)  # the plan has a copy, and disks have ends
     write_silo(work / "data", CLINIC, seed=1)  # read and tokenised, but nothing learns from it
 

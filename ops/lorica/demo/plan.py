@@ -1,5 +1,6 @@
 """The demo's plan: arguments of `coordinator plan new`."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -65,7 +66,7 @@ more than one plan."""
 def set_arguments(values: Mapping[str, object]) -> Iterator[str]:
     """Of `coordinator plan new`; of a key that is given twice the last counts."""
     for key, value in values.items():
-        yield from ("--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+        yield from ("--set", f"{key}={json.dumps(value) if isinstance(value, list | bool) else value}")
 
 
 DEMO_PLAN = (*("--size", SIZE), *set_arguments(_VALUES))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lorica.demo.plan import set_arguments
 from lorica.demo.ports import free_ports
 from lorica.demo.processes import Processes
 from lorica.demo.silos.silos import SILOS, keep_first, write_silo
@@ -128,9 +129,8 @@ class MortalFederation:
             **({"aggregation.secure_aggregation": "true", "aggregation.max_weight": 100.0} if shape.secure else {}),
             **shape.values,
         }
-        settings = (argument for key, value in values.items() for argument in ("--set", f"{key}={value}"))
         self.processes.command(
-            "lorica_coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *settings
+            "lorica_coordinator.cli", "plan", "new", PLAN, *self._where(), "--size", shape.size, *set_arguments(values)
         )
 
     def copy(self, root: Path, processes: Processes) -> "MortalFederation":
