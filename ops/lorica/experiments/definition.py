@@ -41,6 +41,11 @@ class Setup:
 _MU: Final = "training.fedprox_mu"
 _SGD: Final[dict[str, Value]] = {"aggregation.server_optimizer": "sgd", "aggregation.server_learning_rate": 1.0}
 _ONE: Final[dict[str, Value]] = {**_SGD, "aggregation.momentum": 0.0, "aggregation.weighting": "equal"}
+_ADAM: Final[dict[str, Value]] = {
+    "aggregation.server_optimizer": "adam",
+    "aggregation.server_learning_rate": 0.01,
+    "aggregation.weighting": "size",
+}
 
 
 def _opt(weighting: str) -> dict[str, Value]:
@@ -65,7 +70,9 @@ SETUPS: Final[Mapping[str, Setup]] = {
     "fedprox-lorar": Setup("FedProx + Lorar", "together", _avg("lorar", PROXIMAL)),
     "fedopt-loss-reduction": Setup("FedOPT, loss reduction alone", "together", _opt("loss_reduction")),
     "fedopt-equal": Setup("FedOPT, equal weights", "together", _opt("equal")),
+    "fedadam": Setup("FedAdam", "together", _ADAM),
 }
+_NOT_OF_THE_PAPER: Final = ("fedadam",)
 
 
 class PracticeSection(Section):
@@ -176,7 +183,7 @@ class Study(Section):
     name: NameText
     silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
     start: StartSection
-    setups: Listed[str] = tuple(SETUPS)
+    setups: Listed[str] = tuple(name for name in SETUPS if name not in _NOT_OF_THE_PAPER)
     seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
