@@ -12,7 +12,7 @@ from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("geoquery", "restaurants", "academic")
-ROUNDS = 4
+ROUNDS = 3
 
 # The whole federation runs inside the first test's set-up.
 pytestmark = [pytest.mark.real_data, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, shared_text2sql: Path) 
             "schedule.start_when_ready": "true",
             "aggregation.momentum": 0.0,
             "training.learning_rate": 3e-3,
-            "training.epochs": 4,
+            "training.epochs": 3,
             "training.schema_in_input": "false",
             "training.max_input_tokens": 64,
             "training.max_output_tokens": 160,
@@ -63,7 +63,8 @@ def test_training_loss_falls_on_every_silo(federation: Federation) -> None:
     for silo in SILOS:
         losses = [s["loss_min"] for record in records for s in record["silos"] if s["silo"] == silo]
         assert len(losses) == ROUNDS
-        assert losses[-1] < 0.5 * losses[0], f"{silo}: {losses}"
+        assert losses == sorted(losses, reverse=True), f"{silo}: {losses}"
+        assert losses[-1] < 0.6 * losses[0], f"{silo}: {losses}"
 
 
 def test_lorars_weights_are_examples_times_loss_reduction_recomputed_from_the_log(federation: Federation) -> None:
