@@ -180,6 +180,7 @@ def test_attack_a_hub_that_drips(
         try:
             with pytest.raises(Unreachable, match=r"did not take the model within 2 s.*try again") as raised:
                 push(folder, to, message=MESSAGE)
+            assert not over.is_set()
         finally:
             late.cancel()
             over.set()
