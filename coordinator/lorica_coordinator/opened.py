@@ -390,18 +390,25 @@ def _require_continuable(present: Coordinator, listed: "Listed") -> None:
     from lorica_coordinator.edges.upkeep.authorities_in_log import require_newest
     from lorica_coordinator.edges.upkeep.newest_in_log import newest_told
     from lorica_coordinator.edges.upkeep.taken_up import require_can_take_up
-    from lorica_coordinator.rounds.states import course_of
+    from lorica_coordinator.rounds.states import Finished, Stopped, course_of
+    from silo_wire.plans.plan import PlanOfAnotherRelease
 
     audit = present.audit()
     require_can_take_up(audit, present.releases)
     require_newest(newest_told(audit.place), present.keys.authorities, present.folder.keys)
     store = present.open_store()
     try:
-        course = course_of(store.load())
+        state = store.load()
     finally:
         store.close()
-    if course is not None and f"bundles/{course.terms.plan}.bundle" not in listed.paths:
-        present.shelf.require(course.terms.plan)
+    course = course_of(state)
+    if course is None or f"bundles/{course.terms.plan}.bundle" in listed.paths:
+        return
+    try:
+        present.shelf.bundle(course.terms.plan)
+    except PlanOfAnotherRelease:
+        if not isinstance(state, (Finished, Stopped)):  # else the next plan is started beside it
+            raise
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from lorica_coordinator.cli import main as coordinator_main
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
 from lorica_security.audit.entry import LOCAL, Event
-from lorica_security.errors import AuthenticationError, ConfigurationError, Conflict
+from lorica_security.errors import AuthenticationError, ConfigurationError, Conflict, IntegrityError
 from lorica_security.host.key_file import NEW_PASSPHRASE, PASSPHRASE, is_encrypted
 from lorica_security.host.process_lock import ProcessLock
 from lorica_security.on_disk.reading import Reading, read_log
@@ -184,16 +184,22 @@ def test_an_export_is_pushed_and_the_log_says_where(
         assert "it was not pushed" in refused.out + refused.err
         assert (tmp_path / "one" / "model.safetensors").exists()
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        done = coordinator(folder, "export", str(tmp_path / "two"), "--push", "clinics/north")
+        exported = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+        (tmp_path / "one" / "README.md").write_text("another")
+        refused = coordinator(folder, "export", str(tmp_path / "one"), "--push", "clinics/north")
+        refused.is_refusal(IntegrityError, "README.md was changed since the export", "to another folder")
+        (tmp_path / "one" / "README.md").write_bytes(exported["README.md"])
+        done = coordinator(folder, "export", str(tmp_path / "one"), "--push", "clinics/north")
         assert done.code == 0, done.err
         assert f"{hub.origin}/clinics/north, commit {COMMIT}" in done.out
-        exported = {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
+        assert {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()} == exported
         assert hub.repositories["clinics/north"].files == exported
     *_, newest = read_log(folder.audit).of(Event.OPERATOR_COMMAND)
     assert newest.text("pushed_to") == f"{hub.origin}/clinics/north"
     assert TOKEN not in done.out + done.err + refused.err
     assert not any(TOKEN.encode() in path.read_bytes() for path in folder.root.rglob("*") if path.is_file())
     assert "for --push" in coordinator(folder, "export", str(tmp_path / "three"), "--public").err
+    coordinator(folder, "export", str(tmp_path / "one")).is_refusal(ConfigurationError, "is not an empty folder")
 
 
 def test_an_export_on_the_host_is_in_the_log(folder: CoordinatorFolder, tmp_path: Path) -> None:

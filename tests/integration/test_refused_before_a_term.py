@@ -16,9 +16,13 @@ from lorica_coordinator.edges.kept.bucket import Bucket
 from lorica_coordinator.edges.keys.authorities import Authorities
 from lorica_coordinator.edges.upkeep.authorities_in_log import in_entry
 from lorica_coordinator.opened import Coordinator, leading
+from lorica_coordinator.plans.plan_shelf import PlanShelf
 from lorica_security.audit.entry import Event
 from lorica_security.daemon.listen_address import address
 from lorica_security.errors import ConfigurationError, IntegrityError, LoricaError, StateError, StorageError
+from silo_wire.canonical import Digest
+from silo_wire.plans.plan import PlanBundle, PlanOfAnotherRelease
+from tests.integration.test_postgresql_check import begun
 from tests.integration.test_postgresql_settled import Federation
 from tests.support.coordinator import initialise
 from tests.support.postgresql import PostgresqlServer, running_postgresql
@@ -78,6 +82,14 @@ def no_bundle(federation: Federation) -> None:
         store.close()
 
 
+def damaged_bundle(federation: Federation) -> None:
+    """Of the plan under way."""
+    bundle = federation.folder.root / f"state/bundles/{begun(federation).plan.digest}.bundle"
+    content = bytearray(bundle.read_bytes())
+    content[len(content) // 2] ^= 1
+    bundle.write_bytes(content)
+
+
 def older_ledger(federation: Federation) -> None:
     federation.release(1)
     federation.server.execute(
@@ -90,6 +102,7 @@ AT_A_START: dict[str, tuple[Callable[[Federation], None], type[LoricaError], str
     "log": (older_log, IntegrityError, "has no entry .* put back to an earlier instant"),
     "ledger": (older_ledger, IntegrityError, "release_ledger has no entry 1"),
     "bundle": (no_bundle, StateError, "is not in state/bundles of this folder"),
+    "whole bundle": (damaged_bundle, IntegrityError, r"\.bundle was damaged .*restore it from a backup"),
 }
 
 
@@ -124,18 +137,42 @@ def test_a_bucket_that_takes_nothing_is_refused_before_a_term_begins(
 def test_a_plan_that_the_bucket_has_is_no_reason_to_refuse(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_bundle(federation)
+    digest = begun(federation).plan.digest
     bucket = MemoryBucket("s3://lorica/north/", "north/", MemoryStore())
     monkeypatch.setattr(Bucket, "at", lambda place: bucket)
     write(federation, 'blobs = ""', 'blobs = "s3://lorica/north?region=eu-central-1"')
-    bundle = federation.folder.root / f"state/bundles/{STOPPED.course.terms.plan}.bundle"
-    bundle.parent.mkdir(parents=True)
-    bundle.write_bytes(b"a plan")
+    bundle = federation.folder.root / f"state/bundles/{digest}.bundle"
+    content = bundle.read_bytes()
     with leading(Coordinator.load(federation.folder)):
         pass
-    bundle.unlink()
+    for lose in (bundle.unlink, lambda: bundle.write_bytes(content[:-1])):
+        lose()
+        with leading(Coordinator.load(federation.folder)):
+            assert bundle.read_bytes() == content
+
+
+def test_a_plan_of_another_release_is_refused_before_a_term_begins_unless_it_is_over(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next plan is started beside one that is over."""
+    digest = begun(federation).plan.digest
+    before = terms(federation)
+
+    def of_another(shelf: PlanShelf, plan: Digest) -> PlanBundle:
+        raise PlanOfAnotherRelease(f"plan {plan} was made by another release")
+
+    with monkeypatch.context() as older:
+        older.setattr(PlanShelf, "bundle", of_another)
+        with (
+            pytest.raises(PlanOfAnotherRelease, match=f"plan {digest} was made"),
+            leading(Coordinator.load(federation.folder)),
+        ):
+            pass
+    assert terms(federation) == before
+    no_bundle(federation)
+    monkeypatch.setattr(PlanShelf, "bundle", of_another)
     with leading(Coordinator.load(federation.folder)):
-        assert bundle.read_bytes() == b"a plan"
+        pass
 
 
 def test_an_address_that_is_taken_is_refused_before_a_term_begins(federation: Federation) -> None:

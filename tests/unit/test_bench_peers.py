@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lorica.bench.figures import Reading
 from lorica.bench.peers import PEERS, virtual_environment
 from lorica.bench.peers.app.constant_work import Vector, difference, initial, mark, read_layout, step
 from lorica.bench.peers.deployment import Deployment, environment, run
@@ -203,6 +204,29 @@ def test_an_application_that_is_gone_is_noticed(tmp_path: Path) -> None:
             pytest.raises(StateError, match="the application ended after 1 rounds"),
         ):
             follow(marks, deployment, meter, 2)
+
+
+def test_an_application_that_was_killed_is_noticed_though_nobody_waits_for_it(tmp_path: Path) -> None:
+    """As the kernel kills a ServerApp that takes too much memory: its parent, the peer's, keeps its number."""
+    app = ROOT / "ops" / "lorica" / "bench" / "peers" / "app"
+    with Marks(tmp_path / "marks") as marks, Deployment(tmp_path) as deployment:
+        idle = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+        root = deployment.start("root", idle, env=dict(os.environ), folder=tmp_path)
+        code = WRITER.format(app=str(app), lines=(("round", 0), ("round", 1)), pipe=str(marks.path), stay=None)
+        writer = subprocess.Popen([sys.executable, "-c", code])
+
+        class Killing(Meter):
+            def read(self) -> Reading:
+                writer.kill()
+                os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+                return super().read()
+
+        with (
+            Killing(coordinator=[root], agents=[[root]]) as meter,
+            pytest.raises(StateError, match="the application ended after 1 rounds"),
+        ):
+            follow(marks, deployment, meter, 2)
+        writer.wait()
 
 
 def test_a_process_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:

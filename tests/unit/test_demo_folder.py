@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lorica.demo.federation import LOCK, MARKER, Layout, prepared
-from lorica_security.errors import Conflict, LoricaError
+from lorica_security.errors import ConfigurationError, Conflict, LoricaError
 
 
 def test_an_earlier_demos_is_replaced(tmp_path: Path) -> None:
@@ -40,3 +40,15 @@ def test_what_is_no_demos_folder_is_refused_and_stays(tmp_path: Path, name: str)
         raise AssertionError
     assert (tmp_path / "thesis" / "chapter").read_text() == "years of work"
     assert (tmp_path / "file").read_text() == "a file"
+
+
+def test_a_folder_that_everybody_may_write_to_is_refused_and_so_is_an_earlier_demos(tmp_path: Path) -> None:
+    place = Layout(tmp_path / "demo")
+    for _ in ("an empty one", "a demo's"):
+        place.out.mkdir(exist_ok=True)
+        place.out.chmod(0o777)
+        with pytest.raises(ConfigurationError, match=r"demo has mode 0777.*chmod o-w"), prepared(place):
+            raise AssertionError
+        place.out.chmod(0o755)
+        with prepared(place):
+            pass

@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import threading
+from types import FrameType
 
 import pytest
 
-from lorica.event_loop import to_its_end
+from lorica.event_loop import LEFT, STILL_ENDING, to_its_end
 
 
 async def answer() -> tuple[int, str]:
@@ -57,3 +58,49 @@ def test_an_interruption_cancels_it_and_waits_for_its_end() -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(cell())
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_it_is_waited_for_once_more_and_then_left_with_a_word(times: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each interruption comes when the one before it was heard, and is waited for."""
+    heard, left, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+    had_ended: list[bool] = []
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        heard.release()
+        signal.default_int_handler(number, frame)
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert heard.acquire(timeout=10)
+
+    async def long() -> None:
+        threading.Timer(0, interrupt).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(times - 1):
+                await asyncio.sleep(0.1)  # one that came before the last one's message were none of its own
+                if not left.is_set():
+                    interrupt()
+            left.wait(0.3 if times == 2 else 10)
+            ended.set()
+
+    async def cell() -> None:
+        signal.signal(signal.SIGINT, interrupted)
+        try:
+            to_its_end(long())
+        finally:
+            had_ended.append(ended.is_set())
+            left.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            asyncio.run(cell())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert had_ended == [times == 2]
+    assert raised.value.args == (() if times == 2 else (LEFT,))
+    assert capsys.readouterr().err == f"{STILL_ENDING}\n"
+    assert ended.wait(10)

@@ -2,8 +2,12 @@
 
 import itertools
 import json
+import socketserver
+import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +143,60 @@ def test_attack_answers_without_end(hub: HubServer, folder: Path, monkeypatch: p
     hub.hostile = {"POST /api/repos": lambda _: as_json({"error": busy}, 409)}
     with pytest.raises(StateError, match="in 9 requests"):
         push(folder, at(hub), message=MESSAGE)
+
+
+class Dripping(socketserver.BaseRequestHandler):
+    """Says one byte after the other, without end; or nothing, and reads nothing."""
+
+    says = b""
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            self.request.sendall(self.says)
+            while not self.server.over.wait(0.02):  # type: ignore[attr-defined]
+                self.request.sendall(b"a" if self.says else b"")
+
+
+@pytest.mark.parametrize(
+    "says", [b"HTTP/1.1 200 OK\r\nX-Word: ", b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n", b""]
+)
+@pytest.mark.parametrize("where", ["the hub", "the storage"])
+def test_attack_a_hub_that_drips(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch, says: bytes, where: str
+) -> None:
+    """Each piece is in time, and the last one never comes."""
+    monkeypatch.setattr(hub_module, "PUSH_S", 0.5)
+    handler = type("Handler", (Dripping,), {"says": says})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as dripping:
+        dripping.daemon_threads = True
+        dripping.over = over = threading.Event()  # type: ignore[attr-defined]
+        late = threading.Timer(10, over.set)  # else a push that is not ended would not come back
+        late.start()
+        threading.Thread(target=dripping.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        origin = f"http://127.0.0.1:{dripping.server_address[1]}"
+        if where == "the storage":
+            monkeypatch.setattr(hub.storage, "port", dripping.server_address[1])
+        to = at(hub) if where == "the storage" else replace(at(hub), endpoint=origin)
+        try:
+            with pytest.raises(Unreachable, match=r"did not take the model within 2 s.*try again") as raised:
+                push(folder, to, message=MESSAGE)
+            assert not over.is_set()
+        finally:
+            late.cancel()
+            over.set()
+            dripping.shutdown()
+    assert TOKEN not in str(raised.value)
+
+
+def test_attack_a_hub_that_has_the_library_sleep(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    said = {"Retry-After": "1000000", "RateLimit": '"api";r=0;t=1000000'}
+    hub.storage.hostile = {"PUT": lambda _: (429, said, b"")}
+    with pytest.raises(Unreachable):
+        push(folder, at(hub), message=MESSAGE)
+    assert slept
+    assert max(slept) < 60
 
 
 NOT_A_HUB = st.sampled_from(

@@ -1,6 +1,7 @@
 """What types on the wire save on a silo's line, and what a 16-bit ring would leave of a light silo: by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,14 @@ def test_a_round_is_shorter_by_a_tenth_just_where_it_is_said_to_be(model: Any) -
         for line, worth in ((0.99 * one.below, True), (1.01 * one.below, False)):
             before, after = 30.0 + seconds(traffic, line), 30.0 + seconds(less, line)
             assert (before - after >= LEAST_SHARE * before) is worth
+
+
+def test_a_round_that_took_no_time_is_shorter_on_every_line(model: Any) -> None:
+    bundle = bundle_of(model)
+    traffic = traffic_of(bundle)
+    found = shorter(bundle, round_s=0.0, traffic=traffic)
+    assert found == tuple(replace(one, below=None) for one in shorter(bundle, round_s=30.0, traffic=traffic))
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(

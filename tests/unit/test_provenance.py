@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lorica.verify import told
 from lorica_coordinator.edges.models.model_card import made_of
 from lorica_coordinator.edges.models.provenance import provenance_of
+from lorica_coordinator.edges.operator_host.export_client import require_exported
 from lorica_coordinator.service.records import MaskedTotals, SignedModel, SiloRow
 from lorica_security.audit.chain import Head
 from lorica_security.errors import ConfigurationError, IntegrityError
@@ -27,6 +28,7 @@ from lorica_security.on_disk.provenance import (
     digests_of,
     verified,
 )
+from silo_wire.canonical import Digest
 from silo_wire.messages import Evaluation
 from tests.support.federation_peer import small_bundle
 from tests.support.round_rows import applied_round
@@ -252,3 +254,15 @@ def test_the_score_of_a_single_silo_is_not_told(scored: int, masked: bool, told_
     signed = provenance_of(plan, exported, made=made, head=Head(), now=1.0, files={"config.json": "e" * 64})
     assert signed.exact_match == made.score == told_of_it
     assert signed.rounds[0].silos == 3
+
+
+@pytest.mark.parametrize(("plan", "model"), [("a", "c"), ("c", "b")])
+def test_an_export_of_another_model_or_plan_is_not_pushed_in_the_place_of_this_one(
+    tmp_path: Path, plan: str, model: str
+) -> None:
+    folder = exported(tmp_path / "model")
+    require_exported(folder, KEY.public_key(), Digest("a" * 64), Digest("b" * 64))
+    with pytest.raises(ConfigurationError, match=r"holds model b+ of plan wards .*choose another folder"):
+        require_exported(folder, KEY.public_key(), Digest(plan * 64), Digest(model * 64))
+    with pytest.raises(IntegrityError, match="not signed by the key"):
+        require_exported(folder, new_identity_key().public_key(), Digest("a" * 64), Digest("b" * 64))

@@ -178,6 +178,20 @@ def test_a_link_that_leads_nowhere_is_there_and_named_when_it_is_read(tmp_path: 
     assert files.read_private(file) == b"here"
 
 
+@pytest.mark.parametrize("bits", [0o777, 0o1777, 0o702])
+def test_an_empty_folder_that_everybody_may_write_to_is_no_new_one(tmp_path: Path, bits: int) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(bits)
+    with (
+        pytest.raises(ConfigurationError, match=rf"out has mode {bits:04o}: everybody can write to it.*chmod o-w"),
+        files.new_folder(tmp_path / "out"),
+    ):
+        pass
+    (tmp_path / "out").chmod(0o775)
+    with files.new_folder(tmp_path / "out") as work:
+        (work / "new").write_text("new")
+
+
 def test_folders_that_people_keep_beside_one_that_is_made_stay(tmp_path: Path) -> None:
     kept = [tmp_path / f".data-{name}" for name in ("20261125", "archived", "0123456789abcdef")]
     for folder in kept:

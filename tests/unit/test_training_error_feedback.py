@@ -162,6 +162,15 @@ def test_an_update_is_the_rounded_delta_and_the_rest_is_kept_privately(silo: Sil
     assert silo.notices == []
 
 
+def test_the_norm_is_of_what_travels_and_not_of_what_was_rounded(silo: Silo) -> None:
+    """The coordinator measures that one: an update that rounding lifts above the bound is scaled down there."""
+    silo.train(np.where(np.arange(silo.layout.parameters) % 2, 1.0047, 0.3).astype(np.float32))
+    update = silo.update()
+    travelled = float(np.linalg.norm(silo.travelled(update).astype(np.float64)))
+    assert update.norm == pytest.approx(travelled, rel=1e-5)
+    assert not silo.residual_file(silo.update(most=travelled * (1 - 1e-4))).exists()
+
+
 def test_the_residual_of_an_update_that_counted_goes_into_the_next(silo: Silo) -> None:
     first = silo.train(deltas(silo, 1))
     update = silo.update()

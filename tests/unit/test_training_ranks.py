@@ -769,6 +769,34 @@ def test_an_agent_looks_less_often_at_a_call_that_takes_long_and_hears_its_end_s
     assert looks < 150  # of 260 in all, 20 a second
 
 
+def test_an_agent_waits_as_long_as_it_says_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks fail once its call has taken 10 s, by a clock that goes on while it waits."""
+    now, waits = 100.0, list[float]()
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        now += seconds
+        if now > 110.0:
+            for rank in range(2):
+                failed = frames.Raised.of(StateError("that is all"))
+                frames.Out(out=failed).write(tmp_path / f"out-1-{rank}.json")
+
+    monkeypatch.setattr("silo_agent.edges.ranks.rank_group.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(RankGroup, "_require_running", lambda _: None)
+    group = RankGroup.__new__(RankGroup)
+    group._section, group._calls, group._folder = TrainingSection(processes=2), count(1), tmp_path
+    group._over = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    call = frames.Call.model_construct(round=1)
+    monkeypatch.setattr(frames.Call, "write", lambda *_: None)
+    with pytest.raises(StateError, match="that is all"):
+        group.train(call, progress=lambda _: None, notice=lambda *_: None, cancelled=lambda: False)
+    taken = [sum(waits[:looks]) for looks in range(len(waits))]
+    assert waits == pytest.approx([until_next_look(one) for one in taken])
+    assert waits[0] < waits[-1]
+    assert 10.0 < sum(waits) < 11.0
+
+
 def test_the_agent_looks_for_frames_where_there_may_be_some(tmp_path: Path) -> None:
     """Once more after each change, for one that a coarse time of change hides; and each second whatever it says."""
     now, folder = [0.0], tmp_path / "frames"

@@ -28,6 +28,8 @@ from lorica_security.host.process_lock import ProcessLock, holder, stands_by
 from lorica_security.identifiers import Identity, Role, federation_name
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     from lorica_coordinator.edges.server.audited import AuditedOperator
     from silo_wire.v1 import operator_pb2_grpc
 
@@ -48,6 +50,10 @@ Ask = Callable[["operator_pb2_grpc.OperatorAsyncStub"], Awaitable[Reply]]
 @dataclass(frozen=True, slots=True)
 class OnTheHost:
     coordinator: Coordinator
+
+    @property
+    def coordinator_key(self) -> "Ed25519PublicKey":
+        return self.coordinator.keys.identity.public_key()
 
     @property
     def running(self) -> bool:
@@ -105,6 +111,7 @@ class OnTheHost:
 @dataclass(frozen=True, slots=True)
 class FromElsewhere:
     access: OperatorAccess
+    coordinator_key: "Ed25519PublicKey"
 
     def ask(self, ask: "Ask[Reply]", *, timeout_s: float | None = CALL_TIMEOUT_S) -> Reply:
         return self.access.call(ask, timeout_s=timeout_s)
@@ -126,7 +133,7 @@ def reach(directory: Path | None) -> OnTheHost | FromElsewhere:
     root = chosen_folder(directory)
     access = AccessFolder(root)
     if access.granted.is_file():
-        return FromElsewhere(access.load(now=datetime.now(UTC)))
+        return FromElsewhere(access.load(now=datetime.now(UTC)), access.coordinator_key)
     return OnTheHost(load(directory))
 
 

@@ -183,23 +183,27 @@ def export(
     ] = None,
 ) -> None:
     """Write the plan's model as a Hugging Face folder that from_pretrained loads."""
-    from lorica_coordinator.edges.operator_host.export_client import fetch_export
+    from lorica_coordinator.edges.operator_host.export_client import fetch_export, require_exported
+    from lorica_security.on_disk.provenance import PROVENANCE_FILE
 
     if (public or token_file) and not push:
         raise ConfigurationError("--public and --token-file are for --push OWNER/NAME")
     hub = _hub(push, token_file, public=public) if push else None
-    reached = reach(directory)
-    if isinstance(reached, OnTheHost):
-        coordinator = reached.coordinator
+    reached, again = reach(directory), hub is not None and (target / PROVENANCE_FILE).is_file()
+    if again or isinstance(reached, OnTheHost):
         reply = reached.ask(lambda stub: stub.GetStatus(operator_pb2.GetStatusRequest()))
         chosen = reply.model_digest if latest else reply.best_model_digest
         if not chosen:
             raise StateError("no plan has been started, so there is no model: run coordinator plan start")
-        name, model = reply.plan_name, Digest(chosen.hex())
+        name, plan, model = reply.plan_name, Digest(reply.plan_digest.hex()), Digest(chosen.hex())
+        if again:
+            require_exported(target, reached.coordinator_key, plan, model)
+    if isinstance(reached, OnTheHost):
         to = {"pushed_to": hub.where} if hub else {}
-        enter_command(coordinator.folder, "export", plan=reply.plan_digest.hex(), model=model, folder=str(target), **to)
-        coordinator.export(Digest(reply.plan_digest.hex()), model, target)
-    else:
+        enter_command(reached.coordinator.folder, "export", plan=plan, model=model, folder=str(target), **to)
+        if not again:
+            reached.coordinator.export(plan, model, target)
+    elif not again:
         name, model = reached.ask(lambda stub: fetch_export(stub, target, latest=latest), timeout_s=None)
     say(f"model {model[:16]} of plan {name} is in {target}")
     if hub is not None:
@@ -208,7 +212,7 @@ def export(
         try:
             commit = push_to(target, hub, message=f"Model {model[:16]} of plan {name}")
         except LoricaError:
-            say(f"it was not pushed: {target} stays, and the command with another folder tries again")
+            say(f"it was not pushed: {target} stays, and the same command, typed again, pushes it")
             raise
         say(f"and in {hub.where}, commit {commit}")
 

@@ -22,6 +22,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.opened import Coordinator
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, StateError, StorageError
+from lorica_security.host import files
 from lorica_security.host.process_lock import ProcessLock
 from silo_agent.edges.disk.plan_store import PlanStore
 from silo_agent.edges.disk.silo_folder import SiloFolder
@@ -219,6 +220,7 @@ def prepared(place: Layout) -> Iterator[None]:
 def _empty(place: Layout, held: ExitStack) -> None:
     """The mark of a demo goes first and is never missing: what is cut off here can be gone on with."""
     out = place.out
+    files.require_not_everybodys(out)
     if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise ConfigurationError(f"{out} holds files that no demo made: choose another folder with OUT=DIR")
     out.mkdir(parents=True, exist_ok=True)

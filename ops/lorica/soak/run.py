@@ -23,6 +23,7 @@ from lorica.soak.comparison import differences
 from lorica.soak.federation import COORDINATOR, PLAN, MortalFederation, Place, Shape
 from lorica_security.console.terminal import show_table
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError
+from lorica_security.host import files
 from lorica_security.secure_aggregation.parameters import LEAST_COHORT
 
 MARKER = ".lorica-soak"
@@ -252,6 +253,7 @@ def _show_commands(console: Console, given: Sequence[Given]) -> None:
 
 def _prepare(out: Path) -> None:
     """An empty folder; an earlier soak's is replaced, anybody else's is refused."""
+    files.require_not_everybodys(out)
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).exists():
             raise ConfigurationError(f"{out} holds files that no soak made: choose another folder with OUT=DIR")

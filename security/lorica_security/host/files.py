@@ -165,9 +165,19 @@ def mark(path: Path) -> None:
 
 
 def require_free(folder: Path) -> None:
-    """Raises ConfigurationError where `folder` is there and holds anything, or is no folder."""
+    """Raises ConfigurationError where `folder` is there and holds anything, is no folder, or is everybody's."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is not an empty folder: choose another one, nothing is overwritten")
+    require_not_everybodys(folder)
+
+
+def require_not_everybodys(folder: Path) -> None:
+    """Raises ConfigurationError where `folder` is there and everybody may write to it."""
+    if folder.exists() and (mode := stat.S_IMODE(folder.stat().st_mode)) & stat.S_IWOTH:
+        raise ConfigurationError(
+            f"{folder} has mode {mode:04o}: everybody can write to it, and exchange what will be in it; chmod o-w it, "
+            "or choose another folder"
+        )
 
 
 @contextmanager

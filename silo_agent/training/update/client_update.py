@@ -41,7 +41,8 @@ from silo_wire.manifest import Dtype, Layout, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenUpdate:
-    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what it holds."""
+    """`manifest` describes the file, which is on disk; `norm` is the L2 norm of what it holds, rounded as it is, which
+    the coordinator measures as well."""
 
     manifest: Manifest
     norm: float
@@ -247,7 +248,7 @@ def _bfloat16_encoder(writer: VectorWriter, residual: ResidualWriter) -> _Encode
         bfloat16_bits(rounded, bits[: len(values)])
         writer.write(bits[: len(values)])
         _keep(residual, block)
-        return block.square
+        return squared_norm(rounded)
 
     return encode
 
@@ -264,7 +265,7 @@ def _int8_encoder(writer: VectorWriter, residual: ResidualWriter) -> _Encode:
         np.subtract(values, rounded, out=values)
         writer.write(data)
         _keep(residual, block)
-        return squared_norm(rounded)  # steps are coarse: rounding changes it by more than a hundredth at worst
+        return squared_norm(rounded)
 
     return encode
 

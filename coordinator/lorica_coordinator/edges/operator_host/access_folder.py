@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import Field
 
@@ -80,6 +81,11 @@ class AccessFolder:
     def request(self) -> Path:
         return self.root / "access.csr"
 
+    @property
+    def coordinator_key(self) -> Ed25519PublicKey:
+        """As it was granted; raises ConfigurationError naming the file."""
+        return public_key_from_bytes(bytes.fromhex(self._read().coordinator_identity_key))
+
     def ask(self, identity: Identity) -> bytes:
         """A new key, and the request for its certificate, PEM. Raises StateError where access was granted already."""
         if self.granted.exists():
@@ -122,7 +128,7 @@ class AccessFolder:
         held = self._read()
         identity = Identity.from_uri(held.identity)
         trust = answer.check_trust(
-            public_key_from_bytes(bytes.fromhex(held.coordinator_identity_key)),
+            self.coordinator_key,
             federation=identity.federation,
             held_since=held.trusted_since,
         )

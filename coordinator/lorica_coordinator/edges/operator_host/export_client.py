@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from lorica_security.errors import IntegrityError, MalformedMessage
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage
 from lorica_security.host import files
+from lorica_security.on_disk.provenance import verified
 from silo_wire.canonical import Digest
 from silo_wire.v1 import operator_pb2, operator_pb2_grpc
 
@@ -37,6 +39,23 @@ async def fetch_export(
                 "the coordinator ended the export before its last file was whole: give the command again"
             )
     return plan, Digest(model.hex())
+
+
+def require_exported(folder: Path, key: Ed25519PublicKey, plan: Digest, model: Digest) -> None:
+    """That an earlier export has `model` of `plan` in `folder`, as the coordinator that holds `key` signed it.
+
+    Raises ConfigurationError, IntegrityError.
+    """
+    files.require_not_everybodys(folder)
+    try:
+        found = verified(folder, key)
+    except IntegrityError as error:
+        raise IntegrityError(f"{error}; it is not pushed: export to another folder") from error
+    if (found.plan, found.model) != (plan, model):
+        raise ConfigurationError(
+            f"{folder} holds model {found.model[:16]} of plan {found.plan_name} ({found.plan[:16]}), and the one to "
+            f"export is {model[:16]} of plan {plan[:16]}: choose another folder"
+        )
 
 
 class _File:

@@ -10,10 +10,12 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from socket import SHUT_RDWR, socket
+from threading import Lock, Timer
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx2
@@ -40,6 +42,10 @@ ENDPOINT: Final = "HF_ENDPOINT"
 THE_HUB: Final = "https://huggingface.co"
 TIMEOUT_S: Final = 60.0
 """For each connection, and for each piece that is sent or read."""
+PUSH_S: Final = 600.0
+LEAST_BYTES_S: Final = 100_000
+"""A push has PUSH_S and what its files take at so many bytes a second: in pieces of a byte a minute a hub that answers,
+or that reads, would hold it for ever."""
 MOST_ANSWER_BYTES: Final = 4 << 20
 MOST_REQUESTS: Final = 20_000
 """Of one push: a file of parameters in the most parts that a storage takes, twice. The library asks again for ever
@@ -104,11 +110,12 @@ def push(folder: Path, hub: Hub, *, message: str) -> str:
     MalformedMessage for an answer that is none, IntegrityError for a folder with anything but plain files.
     """
     names = [*digests_of(folder), PROVENANCE_FILE]
+    within = PUSH_S + sum((folder / name).stat().st_size for name in names) / LEAST_BYTES_S
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(folder / name)) for name in names]
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        with _held(hub), warnings.catch_warnings(action="ignore"):  # they are the hub's words
+        with _held(hub, within), warnings.catch_warnings(action="ignore"):  # they are the hub's words
             api = HfApi(endpoint=hub.endpoint, token=hub.token)
             api.create_repo(hub.repository, private=not hub.public, exist_ok=True)
             _require_private(api, hub)
@@ -137,9 +144,12 @@ def _require_private(api: HfApi, hub: Hub) -> None:
 
 
 @contextmanager
-def _held(hub: Hub) -> Iterator[None]:
-    """The library's requests, of this process, held to what may leave; as they were afterwards."""
+def _held(hub: Hub, within: float) -> Iterator[None]:
+    """The library's requests, of this process, held to what may leave; as they were afterwards. After `within` seconds
+    their connections end, whatever they wait for, and raise Unreachable."""
     guard = _Guard(hub)
+    clock = Timer(within, guard.end)
+    clock.daemon = True
     before = constants.HF_HUB_DISABLE_XET
 
     def held() -> httpx2.Client:
@@ -155,9 +165,19 @@ def _held(hub: Hub) -> Iterator[None]:
 
     constants.HF_HUB_DISABLE_XET = True
     set_client_factory(held)
+    clock.start()
     try:
         yield
+    except Exception as error:
+        if guard.is_over:
+            raise Unreachable(
+                f"{hub.where} did not take the model within {within:.0f} s, and the push was ended: try again, or "
+                "from a faster line"
+            ) from error
+        raise
     finally:
+        clock.cancel()
+        guard.end()
         set_client_factory(default_client_factory)
         constants.HF_HUB_DISABLE_XET = before
 
@@ -169,9 +189,32 @@ class _Guard:
         self._hub = hub
         self._origin = _origin(hub.endpoint)
         self._requests = 0
+        self._connections: list[socket] = []
+        self._lock = Lock()
+        self.is_over = False
+
+    def end(self) -> None:
+        """What waits for a connection of this push hears that it has ended."""
+        with self._lock:
+            self.is_over = True
+            for connection in self._connections:
+                with connection, suppress(OSError):  # the hub was quicker
+                    connection.shutdown(SHUT_RDWR)
+            self._connections.clear()
+
+    def _connected(self, event: str, said: Mapping[str, Any]) -> None:
+        """By the library's library, of what happens to a request."""
+        if event == "connection.connect_tcp.complete":
+            with self._lock:
+                self._connections.append(said["return_value"].get_extra_info("socket").dup())
+            if self.is_over:
+                self.end()
 
     def request(self, request: httpx2.Request) -> None:
         """Raises LoricaError, which ends the push; nothing of the request has left."""
+        request.extensions["trace"] = self._connected
+        if self.is_over:
+            raise Unreachable(f"{self._hub.where} had its time")
         self._requests += 1
         if self._requests > MOST_REQUESTS:
             raise StateError(f"{self._hub.where} did not take the model in {MOST_REQUESTS} requests")
@@ -193,6 +236,8 @@ class _Guard:
     def response(self, response: httpx2.Response) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise MalformedMessage(f"{self._hub.where} compresses its answers, which nobody asked for")
+        for name in ("Retry-After", "RateLimit"):  # the library would sleep for as long as the hub says
+            response.headers.pop(name, None)
         assert isinstance(response.stream, httpx2.SyncByteStream)
         response.stream = _Bounded(response.stream, self._hub.where)
 

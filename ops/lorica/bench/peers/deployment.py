@@ -113,7 +113,7 @@ class Deployment:
         while (members := members | self._members()) and time.monotonic() < deadline:
             for one in self._started:
                 one.process.poll()
-            members = {pid: started for pid, started in members.items() if _start_time(pid) == started}
+            members = {pid: started for pid, started in members.items() if start_time(pid) == started}
             time.sleep(POLL_S)
         _signal(members, signal.SIGKILL)
         for one in self._started:
@@ -125,7 +125,7 @@ class Deployment:
     def _members(self) -> dict[int, str]:
         """Every process of the trees, with its start time, by which a reused id is told apart."""
         (found,) = trees([[one.process.pid for one in self._started]])
-        return {pid: start for pid in found if (start := _start_time(pid))}
+        return {pid: start for pid in found if (start := start_time(pid))}
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
@@ -136,7 +136,7 @@ def _signal(members: Mapping[int, str], number: signal.Signals) -> None:
     own = os.getpgrp()
     for pid, started in members.items():
         try:
-            if _start_time(pid) != started:
+            if start_time(pid) != started:
                 continue
             if (group := os.getpgid(pid)) != own:
                 os.killpg(group, number)
@@ -145,8 +145,9 @@ def _signal(members: Mapping[int, str], number: signal.Signals) -> None:
             continue
 
 
-def _start_time(pid: int) -> str:
-    """In ticks since the machine started; empty once the process is gone or waits to be reaped."""
+def start_time(pid: int) -> str:
+    """In ticks since the machine started, by which a process that has its number later is told apart; empty once the
+    process is gone or waits to be reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from lorica.bench.figures import Reading
-from lorica.bench.peers.deployment import Deployment
+from lorica.bench.peers.deployment import Deployment, start_time
 from lorica.bench.processes import Meter
 from lorica_security.errors import StateError
 
@@ -52,7 +52,7 @@ def follow(marks: Marks, deployment: Deployment, meter: Meter, rounds: int) -> l
     Raises StateError when a process ends, no round does in time, or the averaged model is wrong.
     """
     readings: list[Reading] = []
-    writer: int | None = None
+    writer, since = 0, ""
     deadline = time.monotonic() + FIRST_ROUND_S
     while True:
         words = marks.read(CHECK_S)
@@ -60,13 +60,13 @@ def follow(marks: Marks, deployment: Deployment, meter: Meter, rounds: int) -> l
             deployment.check()
             if time.monotonic() > deadline:
                 raise StateError(f"round {len(readings) + 1} did not end in time\n{deployment.last_words()}")
-            if writer is not None and not Path(f"/proc/{writer}").exists():
+            if writer and not (since and start_time(writer) == since):
                 raise StateError(f"the application ended after {len(readings)} rounds\n{deployment.last_words()}")
             continue
         deadline = time.monotonic() + LONGEST_ROUND_S
         match words:
             case [pid, "round", "0"]:
-                writer = int(pid)
+                writer, since = int(pid), start_time(int(pid))
             case [_, "round", number] if int(number) == len(readings) + 1:
                 readings.append(meter.read())
             case [_, "end"] if len(readings) == rounds:

@@ -20,6 +20,7 @@ from lorica.demo.silos.hospital import HOSPITAL
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.specification import SQL_TYPE_KINDS, Column, Shape, SiloSpecification, Value
 from lorica_security.errors import ConfigurationError
+from lorica_security.host import files
 from lorica_security.identifiers import SiloName, silo_name
 
 SILOS = (HOSPITAL, CLINIC, BANK, INSURER)
@@ -214,8 +215,9 @@ def write_silo(folder: Path, silo: SiloSpecification, *, seed: int, splits: Spli
 def write_silos(folder: Path, *, seed: int = 1) -> dict[SiloName, Path]:
     """All of SILOS, each in a folder of its name below `folder`; by name, as a simulation takes them.
 
-    Raises ConfigurationError where one is there already.
+    Raises ConfigurationError where one is there already, or everybody may write to `folder`.
     """
+    files.require_not_everybodys(folder)
     places = {silo_name(silo.name): folder / silo.name for silo in SILOS}
     for silo in SILOS:
         write_silo(places[silo_name(silo.name)], silo, seed=seed)

@@ -106,17 +106,15 @@ def _on_lines(done: DryRun) -> Iterator[str]:
     silo = slowest(done.estimate)
     times = ", ".join(f"{name} {seconds_text(seconds(silo.traffic, line))}" for name, line in LINES.items())
     yield f"lines, a round: {times}, beside {seconds_text(silo.training_s)} of training at silo {silo.silo}"
-    found = [one for one in _shorter(done) if one.below >= min(LINES.values())]
+    found = [one for one in _shorter(done) if one.below is None or one.below >= min(LINES.values())]
     if not found:
         yield (
             "recommended: the plan's own types on the wire; no other that goes with it shortens a round by a tenth on "
             f"a line of {line_text(min(LINES.values()))} or more"
         )
     for one in found:
-        yield (
-            f'recommended: [wire] {one.key} = "{one.dtype}" on lines of silos that are slower than '
-            f"{line_text(one.below)}, where it shortens a round by a tenth or more"
-        )
+        where = "every line of a silo" if one.below is None else f"lines of silos slower than {line_text(one.below)}"
+        yield f'recommended: [wire] {one.key} = "{one.dtype}" on {where}: it shortens a round by a tenth or more there'
 
 
 def bytes_text(size: int) -> str:

@@ -23,11 +23,12 @@ LEAST_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shorter:
-    """`[wire] key = dtype` shortens a round by LEAST_SHARE or more on lines slower than `below`, in bits a second."""
+    """`[wire] key = dtype` shortens a round by LEAST_SHARE or more on lines slower than `below`, in bits a second;
+    None: on every line."""
 
     key: Literal["model", "update"]
     dtype: UpdateDtype
-    below: float
+    below: float | None
 
 
 def seconds(traffic: Traffic, line: float) -> float:
@@ -46,7 +47,7 @@ def shorter(bundle: PlanBundle, *, round_s: float, traffic: Traffic) -> tuple[Sh
         # saved / (round + all) is the least share, each in seconds on the line.
         bits = 8 * (saved - LEAST_SHARE * (traffic.down + traffic.up))
         if bits > 0:
-            found.append(Shorter(key=key, dtype=dtype, below=bits / (LEAST_SHARE * round_s)))
+            found.append(Shorter(key=key, dtype=dtype, below=bits / (LEAST_SHARE * round_s) if round_s else None))
     return tuple(found)
 
 
