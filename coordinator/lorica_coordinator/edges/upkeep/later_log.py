@@ -68,14 +68,14 @@ def catch_up(
 ) -> CaughtUp:
     """Bring the records, in a `transaction` of their database, to what the entries after `since` say. Raises
     StorageError naming it."""
-    never_signed = unsigned_in(reading)
+    unsigned = unsigned_in(reading)
     done = CaughtUp(
         entries=len(reading.entries) - since,
-        unsigned=never_signed[0],
+        unsigned=unsigned.ranges[0],
     )
 
     def is_signed(entry: Entry) -> bool:
-        return not any(entry.sequence in some for some in never_signed)
+        return entry.sequence not in unsigned
 
     # Of all entries: a backup has the ledger as it was some entries before the log.
     sums = list(reading.of(Event.SUM_RELEASED))
@@ -90,11 +90,33 @@ def catch_up(
     return done
 
 
-def unsigned_in(reading: Reading) -> list[range]:
-    """The entries that nobody signed: those at its end first."""
+def is_put_back(entry: Entry) -> bool:
+    """Whether it tells of a command after which the records are older than the log."""
+    return entry.event is Event.OPERATOR_COMMAND and entry.text("command") in PUT_BACK
+
+
+@dataclass(slots=True)
+class Unsigned:
+    """The entries of a log that nobody signed: `sequence in`. `take` its commands newest first: each that says of
+    others that nobody signed them was signed itself, or says nothing."""
+
+    ranges: list[range] = field(default_factory=list)
+
+    def take(self, entry: Entry) -> None:
+        if is_put_back(entry) and entry.sequence not in self:
+            self.ranges.append(_unsigned_before(entry))
+
+    def __contains__(self, sequence: int) -> bool:
+        return any(sequence in one for one in self.ranges)
+
+
+def unsigned_in(reading: Reading) -> Unsigned:
+    """Those at its end first."""
     position = reading.walk.position
-    at_end = range(position.sealed + 1, position.head.sequence + 1)
-    return [at_end, *(unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    unsigned = Unsigned([range(position.sealed + 1, position.head.sequence + 1)])
+    for entry in reversed(reading.entries):
+        unsigned.take(entry)
+    return unsigned
 
 
 def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
@@ -110,9 +132,9 @@ def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
     }
 
 
-def unsigned_before(entry: Entry) -> range:
+def _unsigned_before(entry: Entry) -> range:
     """The entries that no seal covered when a coordinator was restored with their log."""
-    if entry.text("command") not in PUT_BACK or entry.text("newer_log") != "yes":
+    if not is_put_back(entry) or entry.text("newer_log") != "yes":
         return range(0)
     try:
         return range(int(entry.text("unsigned_from")), int(entry.text("unsigned_to")))
@@ -126,7 +148,7 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             if (identity := _asked_of(entry, federation)) is not None:
                 _revoke(connection, identity, entry.at)
                 done.revoked.append(identity.uri)
-        case Event.OPERATOR_COMMAND if entry.text("command") in PUT_BACK and entry.text("newer_ledger") != "yes":
+        case Event.OPERATOR_COMMAND if is_put_back(entry) and entry.text("newer_ledger") != "yes":
             done.forgotten = True
             done.in_doubt = {*done.offered, *(plan for _, plan, _ in done.released)}
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
