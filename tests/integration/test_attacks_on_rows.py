@@ -145,6 +145,18 @@ def test_a_closing_that_is_taken_out_once_the_coordinator_has_looked_opens_no_pl
             releases.enter(round_key(PLAN, 2), b"sum 2", PRIVATE)
 
 
+def test_a_closing_that_the_database_swallows_is_no_settling(federation: Federation) -> None:
+    """Nothing would be told: neither to the log, nor to who types the command."""
+    written(federation, "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+    written(federation, "CREATE TRIGGER s BEFORE INSERT ON closed_plans FOR EACH ROW EXECUTE FUNCTION swallow()")
+    refused = federation.command("settle", "--without-log")
+    refused.is_refusal(IntegrityError, f"has not the plan {PLAN[:16]} any more, which was closed")
+    written(federation, "DROP TRIGGER s ON closed_plans")
+    done = federation.command("settle", "--without-log")
+    assert done.code == 0, done.err
+    assert f"closed: plan {PLAN[:16]}" in done.out
+
+
 def test_a_root_that_is_taken_out_with_the_ledger_for_an_instant_is_not_made_anew(federation: Federation) -> None:
     """A sum that is made again would have two noises, and together they hide less."""
     rows = federation.server.rows("SELECT * FROM release_ledger", database=federation.name)
@@ -245,6 +257,7 @@ def test_a_settling_that_somebody_put_into_the_copy_leaves_signed_what_was_signe
     said = {"newer_log": "yes", "newer_ledger": "yes", "unsigned_from": "1", "unsigned_to": "999"}
     forging.append(Event.OPERATOR_COMMAND, command="settle", **said)
     told = {"ledger_entry": 3, "ledger_digest": forged[2].digest, "ledger_subject": forged[2].subject}
+    forging.append(Event.IDENTITY_SUCCEEDED, silo=A, predecessor="no digits", identity_key="no digits")
     forging.append(Event.SUM_RELEASED, plan=PLAN, round=3, attempt=1, **told)
     federation.put_back(dump)
     refused = federation.command("settle", "--log", copy, "--ledger", other)

@@ -165,14 +165,13 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             if connection.execute(update(silos).where(present).values(**_certificate_of_silo(entry))).rowcount:
                 _register(connection, Identity(federation, Role.SILO, silo), entry)
                 done.let_in.append(silo)
-        case Event.IDENTITY_SUCCEEDED:
+        case Event.IDENTITY_SUCCEEDED if sealed:
             named = and_(
                 silos.c.silo == silo_name(entry.text("silo")),
                 silos.c.identity_public_key == bytes.fromhex(entry.text("predecessor")),
             )
-            if sealed:
-                key = bytes.fromhex(entry.text("identity_key"))
-                connection.execute(update(silos).where(named).values(identity_public_key=key))
+            key = bytes.fromhex(entry.text("identity_key"))
+            connection.execute(update(silos).where(named).values(identity_public_key=key))
         case Event.ACCESS_GRANTED if sealed and entry.text("certificate_digest"):
             identity = Identity.from_uri(entry.text("to"))
             if identity.role in (Role.OPERATOR, Role.VIEWER):

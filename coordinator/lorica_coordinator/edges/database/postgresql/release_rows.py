@@ -78,6 +78,7 @@ class ReleaseRows:
                 connection.execute(insert(closed_plans), [{"plan": plan} for plan in fresh])
 
         self._in_transaction(close)
+        self._closed |= listed  # whatever the database made of it
 
     def _knows(self, row: ChainedRow) -> None:
         if self._newest is None or self._newest.sequence < row.sequence:
