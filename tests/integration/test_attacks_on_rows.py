@@ -15,6 +15,7 @@ from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
 from lorica_coordinator.edges.server.audited import AuditedStore
 from lorica_coordinator.edges.upkeep.newest_in_log import newest_groups, newest_told
 from lorica_coordinator.opened import Coordinator, leading
+from lorica_coordinator.service.issued import Certificate
 from lorica_security.audit.entry import Event
 from lorica_security.audit.verification import Verification
 from lorica_security.errors import IntegrityError
@@ -215,6 +216,47 @@ def test_who_was_revoked_while_the_dump_was_made_stays_out(federation: Federatio
     done = federation.command("settle", "--log", copy, "--ledger", copy / "ledger")
     assert done.code == 0, done.err
     assert federation.silos() == {A: back, B: True}
+
+
+@pytest.mark.parametrize("told", ["before the dump", "since"])
+def test_who_was_revoked_while_it_renewed_its_access_stays_out(
+    federation: Federation, tmp_path: Path, told: str
+) -> None:
+    """The log hears of a revocation before it is made, and of a renewal after: what was renewed in between was revoked,
+    and is told of last. Who is granted access by somebody else is in."""
+    coordinator = Coordinator.load(federation.folder)
+    anna, bob = (Identity(coordinator.federation, Role.OPERATOR, name) for name in ("anna", "bob"))
+
+    def certificate(identity: Identity, serial: str) -> Certificate:
+        return Certificate(serial=serial, digest="", identity=identity, issued_unix_s=1.0, expires_unix_s=4e9)
+
+    def tell(audit: AuditLog) -> None:
+        for one in (anna, bob):
+            audit.append(Event.OPERATOR_COMMAND, command="Revoke", asked_role="operator", asked_name=one.name)
+        new = {"certificate_digest": "cd" * 32, "expires": 4 * 10**9}
+        audit.append(Event.ACCESS_GRANTED, who=anna.uri, to=anna.uri, certificate="a2", **new)
+        audit.append(Event.ACCESS_GRANTED, to=bob.uri, certificate="b2", **new)
+
+    with leading(coordinator) as leader:
+        store, audit = leader.open_store(), leader.audit()
+        for one, serial in ((anna, "a1"), (bob, "b1")):
+            store.register(certificate(one, serial))
+        if told == "before the dump":
+            store.register(certificate(anna, "a2"))
+            store.register(certificate(bob, "b2"))
+            tell(audit)
+        dump = federation.dump(tmp_path / "right then.dump")
+        if told == "since":
+            tell(audit)
+        store.close()
+    federation.release(2)
+    copy = tmp_path / "copy"
+    assert federation.command("audit", "export", copy).code == 0
+    federation.put_back(dump)
+    done = federation.command("settle", "--log", copy, "--ledger", copy / "ledger")
+    assert done.code == 0, done.err
+    good = "SELECT serial FROM certificates WHERE revoked_at IS NULL AND serial IN ('a1', 'a2', 'b2')"
+    assert federation.server.rows(good, database=federation.name) == [("b2",)]
 
 
 def test_release_groups_that_somebody_put_into_the_copy_are_not_waited_for(

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, and_, delete, insert, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from lorica_coordinator.edges.database.certificate_records import has_good_certificate
 from lorica_coordinator.edges.database.round_tables import certificates, held_trust, silos
 from lorica_coordinator.edges.database.sqlite_database import database_engine
 from lorica_coordinator.edges.keys.key_store import OPERATOR_NAME
@@ -174,7 +175,8 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             connection.execute(update(silos).where(named).values(identity_public_key=key))
         case Event.ACCESS_GRANTED if sealed and entry.text("certificate_digest"):
             identity = Identity.from_uri(entry.text("to"))
-            if identity.role in (Role.OPERATOR, Role.VIEWER):
+            let_in = entry.who != identity.uri or has_good_certificate(connection, identity, entry.at)
+            if identity.role in (Role.OPERATOR, Role.VIEWER) and let_in:
                 _register(connection, identity, entry)
                 done.let_in.append(identity.uri)
         case Event.SUM_RELEASED:
@@ -196,7 +198,7 @@ def _shut_out(entries: Iterable[Entry], federation: FederationName) -> list[tupl
                     shut_out[identity.uri] = identity, entry.at
             case Event.ENROLLED:
                 shut_out.pop(Identity(federation, Role.SILO, silo_name(entry.text("silo"))).uri, None)
-            case Event.ACCESS_GRANTED:
+            case Event.ACCESS_GRANTED if entry.who != entry.text("to"):
                 shut_out.pop(entry.text("to"), None)
     return list(shut_out.values())
 
