@@ -55,14 +55,15 @@ def load_keys(folder: CoordinatorFolder, settings: Settings) -> KeyStore:
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     """A coordinator's folder with its settings and keys loaded. `leadership`: of a process that may write a state in
-    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder; `start`: which goes on until it
-    serves."""
+    PostgreSQL; `kept`: where such a one keeps models and updates beside the folder, `rows`: its releases, held to the
+    end against what it saw of them before its term; `start`: which goes on until it serves."""
 
     folder: CoordinatorFolder
     settings: Settings
     keys: KeyStore
     leadership: "Leadership | None" = None
     kept: KeptFiles = FOLDER_ALONE
+    rows: "ReleaseRows | None" = None
     start: Start | None = None
 
     @classmethod
@@ -158,13 +159,19 @@ class Coordinator:
             self.settings.state_folder / "privacy",
             kept=self._release_rows(),
             tell=released(audit),
-            is_told=partial(tells_of_sum, audit.place),
+            is_told=partial(tells_of_sum, audit),
         )
 
     def _release_rows(self) -> "ReleaseRows | None":
         from lorica_coordinator.edges.database.open_store import release_rows
 
+        if self.rows is not None:
+            return self.rows
         return release_rows(self.settings, self.folder.settings, self.keys.identity, self.leadership)
+
+    def with_rows(self) -> "Coordinator":
+        """The same, which remembers what it sees of its releases."""
+        return replace(self, rows=self._release_rows())
 
     def audit(self, clock: Callable[[], float] = time.time) -> "AuditLog":
         """The coordinator's audit log; nothing of it is read before something is entered."""
@@ -303,7 +310,7 @@ def leading(
         while leadership is None:  # once more as what the folder has become while this one stood by
             present, leadership, seen = _elected(present, start, waiting, require_able, to_settle=to_settle)
         try:
-            leader = replace(present, leadership=leadership, start=start)
+            leader = replace(present, leadership=leadership, start=start).with_rows()
             start.went_on()
             if not to_settle:
                 take_up(leader.audit(), leader.releases)
@@ -356,7 +363,8 @@ def _elected(
         make_tables()
         start.went_on()
         if not to_settle:
-            _require_continuable(replace(present, leadership=leadership), listed)
+            present = replace(present, leadership=leadership, rows=None).with_rows()
+            _require_continuable(present, listed)
             start.went_on()
 
     ahead: Ahead | None = None

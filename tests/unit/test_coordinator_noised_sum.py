@@ -31,6 +31,7 @@ from lorica_coordinator.rounds.states import Finished as StateFinished
 from lorica_coordinator.rounds.updates import AggregationResult, CommittedUpdate, Outcome
 from lorica_coordinator.service.unusable import BudgetSpent, UnusableUpdate
 from lorica_security.errors import ConfigurationError, IntegrityError, StateError, WrongTime
+from lorica_security.identifiers import SiloName
 from lorica_security.noise.discrete_gaussian import SIGMA
 from lorica_security.noise.noise_streams import BLOCK_ELEMENTS, NoiseStream, bound_key
 from lorica_security.privacy.accounting import GaussianRelease
@@ -216,7 +217,7 @@ def test_another_set_of_the_same_attempt_has_other_noise_and_is_another_release(
     assert difference.var() == pytest.approx(2, rel=0.1)  # of two noises: had they been the same, C alone would be left
 
 
-@pytest.mark.parametrize("edited", ["shorter than it is", "no norm at all", "counted twice"])
+@pytest.mark.parametrize("edited", ["shorter than it is", "no norm at all", "counted twice", "twice by other names"])
 def test_a_state_that_somebody_edited_gets_no_delta_past_the_clipping(place: Workplace, edited: str) -> None:
     """Who can write the database has no key of an update, and chooses what the state says of it."""
     key = place.key()
@@ -224,6 +225,11 @@ def test_a_state_that_somebody_edited_gets_no_delta_past_the_clipping(place: Wor
     if edited == "counted twice":
         with pytest.raises(IntegrityError, match="has two updates of silo"):
             noised(place, key, [*updates, updates[0]])
+    elif edited == "twice by other names":
+        alias = SiloName(f"../{key.round}-{key.attempt}/{A}")
+        with pytest.raises(UnusableUpdate, match="is not allowed") as refused:
+            noised(place, key, [*updates, replace(updates[0], silo=alias)])
+        assert refused.value.silo == alias
     else:
         norm = 0.0 if edited == "no norm at all" else updates[0].delta_norm / 100
         with pytest.raises(UnusableUpdate, match="another norm than was measured") as refused:

@@ -16,7 +16,7 @@ from lorica_coordinator.edges.sums.kept_releases import FolderReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
 from lorica_coordinator.edges.upkeep.later_log import CaughtUp
 from lorica_coordinator.edges.upkeep.restore import close_plans
-from lorica_coordinator.edges.upkeep.taken_up import require_every_release
+from lorica_coordinator.edges.upkeep.taken_up import require_every_release, told_in
 from lorica_coordinator.settings import Settings, settings_text
 from lorica_security.audit.entry import Event
 from lorica_security.errors import IntegrityError
@@ -151,7 +151,7 @@ def test_rows_that_were_edited_and_chained_anew_are_refused_beside_the_log(
         log.append(Event.ROUND_CLOSED, plan=entry.plan, round=entry.round, attempt=entry.attempt)
     releases = Folder(folder, other).releases
     try:
-        require_every_release(log.place, releases.kept.entries(), releases.closed())
+        require_every_release(told_in(log.place), releases.kept.entries(), releases.closed())
     except IntegrityError:
         return
     assert other[: len(true)] == true
@@ -190,6 +190,27 @@ def test_what_nobody_signed_vouches_for_no_other_ledger_than_what_was_signed(tmp
     with pytest.raises(IntegrityError, match="has another entry 2 than the audit log tells of"):
         folder.settle(forged, told_of([first, second]), unsigned=told_of(forged[2:]))
     assert folder.settle([first, second, third], told_of([first, second]), unsigned=told_of([third])) == set()
+
+
+def test_a_sum_that_nobody_signed_vouches_for_no_ledger_either_once_it_is_in_the_log(tmp_path: Path) -> None:
+    """A settling took it over, and says that nobody signed it; what else says so, and was not signed, says nothing."""
+    true: list[Entry] = []
+    for number in (1, 2, 3):
+        true.append(release(true, 0, number))
+    forged = chained([true[0], replace(true[1], release=replace(true[1].release, noise_multiplier=1e9)), true[2]])
+    log = AuditLog(tmp_path, writer="lorica:test", key=new_identity_key(), clock=lambda: 2000.0)
+    said = {"command": "settle", "newer_log": "yes", "newer_ledger": "yes"}
+    for entry in (*true, forged[2]):
+        log.append(
+            Event.SUM_RELEASED, plan=entry.plan, round=entry.round, attempt=entry.attempt,
+            ledger_entry=entry.sequence, ledger_digest=entry.digest, ledger_subject=entry.subject,
+        )  # fmt: skip
+    log.append(Event.OPERATOR_COMMAND, **said, unsigned_from="1", unsigned_to="999")
+    log.append(Event.OPERATOR_COMMAND, **said, unsigned_from="4", unsigned_to="6")
+    told = told_in(log.place)
+    require_every_release(told, true, frozenset())
+    with pytest.raises(IntegrityError, match="epsilon that was spent would be forgotten"):
+        require_every_release(told, forged, frozenset())
 
 
 def test_a_sum_that_was_told_last_and_is_not_in_the_copy_closes_its_plan(tmp_path: Path) -> None:

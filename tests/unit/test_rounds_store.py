@@ -24,9 +24,9 @@ from lorica_coordinator.rounds.machine import step
 from lorica_coordinator.rounds.scores import BestModel
 from lorica_coordinator.rounds.states import Aggregating, Idle, State, Stopped, deadline_of
 from lorica_coordinator.rounds.updates import IncludedUpdate
-from lorica_coordinator.service.issued import Certificate
+from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_coordinator.service.records import EnrolledSilo, Invitation
-from lorica_security.errors import AuthenticationError, StorageError
+from lorica_security.errors import AuthenticationError, AuthorisationError, StorageError
 from lorica_security.identifiers import Identity, Role, SiloName
 from silo_wire.canonical import digest_of
 from tests.support.masked_rounds import D, MaskedRounds
@@ -406,6 +406,24 @@ def test_enrolling_again_replaces_the_keys_and_keeps_one_silo(store: SqlRoundSto
     store.enrol(renewed, secret_digest=invitation().secret_digest)
     assert store.silo(A) == renewed
     assert [silo.silo for silo in store.silos()] == [A, B, C]
+
+
+def test_nobody_renews_access_that_was_revoked_meanwhile(store: SqlRoundStore) -> None:
+    """The call was let in, and is answered once the revocation is in the records."""
+    identity = Identity(FEDERATION, Role.VIEWER, "victor")
+
+    def issued(serial: str) -> IssuedCertificate:
+        entry = Certificate(serial=serial, digest="", identity=identity, issued_unix_s=T0, expires_unix_s=T0 + 10)
+        return IssuedCertificate(pem=b"", entry=entry, authority="a" * 64)
+
+    store.grant(issued("a"), trust="b" * 64)
+    store.grant(issued("b"), trust="b" * 64, renews=True)
+    store.revoke(identity, T0 + 1)
+    with pytest.raises(AuthorisationError, match="was revoked meanwhile"):
+        store.grant(issued("c"), trust="b" * 64, renews=True)
+    store.grant(issued("d"), trust="b" * 64)
+    good = {item.serial for item in store.certificates() if item.identity == identity and item.revoked_unix_s is None}
+    assert good == {"d"}
 
 
 def test_expired_certificates_leave_the_register_a_month_later(store: SqlRoundStore) -> None:

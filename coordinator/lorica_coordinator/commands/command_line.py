@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from lorica_coordinator.edges.server.audited import AuditedOperator
+    from lorica_security.on_disk.log_file import AuditLog
     from silo_wire.v1 import operator_pb2_grpc
 
 Dir = Annotated[
@@ -158,8 +159,16 @@ def own_folder(directory: Path | None) -> CoordinatorFolder:
 def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> None:
     """Into the audit log, signed: what a command is about to do to this folder by itself, beside the coordinator or
     without it."""
-    from lorica_coordinator.edges.database.open_store import log_of
     from lorica_security.audit.entry import Event
+
+    log = log_beside(folder)
+    log.append(Event.OPERATOR_COMMAND, command=command, **said)
+    log.seal()
+
+
+def log_beside(folder: CoordinatorFolder) -> "AuditLog":
+    """The coordinator's audit log, for a command that adds to it beside whoever leads."""
+    from lorica_coordinator.edges.database.open_store import log_of
     from lorica_security.on_disk.log_file import AuditLog
     from lorica_security.pkcs11_keys.reference import identity_key_of
 
@@ -167,9 +176,7 @@ def enter_command(folder: CoordinatorFolder, command: str, /, **said: str) -> No
     writer = Identity(federation_name(settings.federation), Role.COORDINATOR).uri
     key = identity_key_of(key_file.read_key_of_either(folder.identity_key, os.environ), folder.root)
     place = log_of(settings, folder.settings, folder.audit, key=key.public_key(), beside_leader=True)
-    log = AuditLog(place, writer=writer, key=key, clock=time.time)
-    log.append(Event.OPERATOR_COMMAND, command=command, **said)
-    log.seal()
+    return AuditLog(place, writer=writer, key=key, clock=time.time)
 
 
 def whole_seconds(given: float | None, *, unit_s: int, most: int, of_what: str) -> int:

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from lorica_coordinator.commands.command_line import Dir, enter_command, instant, load, own_folder, reach, say
+from lorica_coordinator.commands.command_line import (
+    Dir,
+    enter_command,
+    instant,
+    load,
+    log_beside,
+    own_folder,
+    reach,
+    say,
+)
 from lorica_coordinator.edges.database.open_store import SQLITE, has_log, require_sqlite, server_of
 from lorica_coordinator.edges.database.round_tables import TABLES_REVISION
 from lorica_coordinator.edges.keys.coordinator_folder import CoordinatorFolder
@@ -187,7 +196,8 @@ def upgrade(
 ) -> None:
     """Bring the state to the tables of this release; a copy of the database is made first. The coordinator is stopped
     meanwhile."""
-    from lorica_coordinator.edges.upkeep.upgrade import require_to_upgrade, upgrade_server
+    from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
+    from lorica_coordinator.edges.upkeep.upgrade import require_to_upgrade, upgrade_server, was_put_back
     from lorica_coordinator.edges.upkeep.upgrade import upgrade as bring_to
 
     folder = own_folder(directory)
@@ -196,14 +206,17 @@ def upgrade(
     database = settings.state_folder / SQLITE if server is None else server.name
     log_to_stderr("error")
     with ProcessLock(folder.lock, "coordinator"):
+        put_back = False
         if server is not None:
             require_to_upgrade(server, to=to)
-        tells = server is None or has_log(server)
+            place = log_beside(folder).place
+            put_back = isinstance(place, LogRows) and was_put_back(place.rows, has_log=has_log(server))
+        tells = not put_back and (server is None or has_log(server))
         if tells:
             enter_command(folder, "upgrade", to=to)
         if server is not None:
-            done = upgrade_server(server, to=to)
-            if not tells and done.after == TABLES_REVISION:
+            done = upgrade_server(server, to=to, put_back=put_back)
+            if not tells and not put_back and done.after == TABLES_REVISION:
                 with leading(load(directory)):  # which takes the folder's log over
                     enter_command(folder, "upgrade", to=to)
         else:
@@ -214,3 +227,5 @@ def upgrade(
         say(f"{database} has tables of revision {done.after}: nothing was to be done")
     else:
         say(f"{database} has tables of revision {done.after}, it had {done.before}; as it was it is in {done.copy}")
+    if put_back:
+        say("it lacks entries of the log that are known: the log does not tell of this; type coordinator settle now")

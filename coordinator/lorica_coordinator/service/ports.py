@@ -268,8 +268,9 @@ class RoundStore(Protocol):
     def register(self, certificate: Certificate) -> None:
         """Beside those that its identity has."""
 
-    def grant(self, certificate: "IssuedCertificate", *, trust: str) -> None:
-        """Register one for an operator or viewer; held at once by whoever had none that was good, sent to others."""
+    def grant(self, certificate: "IssuedCertificate", *, trust: str, renews: bool = False) -> None:
+        """Register one for an operator or viewer; held at once by whoever had none that was good, sent to others.
+        Raises AuthorisationError for one that `renews` where none is good any more."""
 
     def revoke(self, identity: Identity, at: float) -> None:
         """All certificates of this identity, and the silo or open invitation that it names."""

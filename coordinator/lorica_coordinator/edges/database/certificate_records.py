@@ -1,6 +1,6 @@
 """The register of certificates in the tables: entries, revocations, and what their holders were sent."""
 
-from sqlalchemy import Connection, and_, delete, insert, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from lorica_coordinator.edges.database.round_records import put_row
 from lorica_coordinator.edges.database.round_tables import certificates, held_trust
@@ -14,6 +14,12 @@ EXPIRED_KEPT_S = 30 * 86_400.0
 def revoke_certificates(connection: Connection, identity: Identity, at: float) -> None:
     still_good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None))
     connection.execute(update(certificates).where(still_good).values(revoked_at=at))
+
+
+def has_good_certificate(connection: Connection, identity: Identity, at: float) -> bool:
+    """One that is neither revoked nor ends before `at`."""
+    good = and_(certificates.c.uri == identity.uri, certificates.c.revoked_at.is_(None), certificates.c.expires_at > at)
+    return connection.execute(select(certificates.c.serial).where(good).limit(1)).first() is not None
 
 
 def hold_trust(connection: Connection, identity: Identity, *, authority: str, trust: str) -> None:

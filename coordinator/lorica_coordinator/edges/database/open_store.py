@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows, Fence
@@ -129,9 +130,14 @@ def _shared_newest(settings: Settings, identity: str, name: str) -> SharedNewest
 
 
 def _fenced(settings: Settings, file: Path, leadership: Leadership | None) -> tuple[PostgresqlDatabase | None, Fence]:
-    if leadership is not None:
-        return leadership.database, leadership.fence if leadership.term else read_only
-    return server_of(settings, file), read_only
+    if leadership is None:
+        return server_of(settings, file), read_only
+
+    def fence(connection: Connection) -> None:
+        """Of who looks before its term, and writes in it."""
+        (leadership.fence if leadership.term else read_only)(connection)
+
+    return leadership.database, fence
 
 
 def leadership_of(

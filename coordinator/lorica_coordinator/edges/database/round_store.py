@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from lorica_coordinator.edges.database import round_history
 from lorica_coordinator.edges.database.certificate_records import (
+    has_good_certificate,
     hold_trust,
     register_certificate,
     revoke_certificates,
@@ -60,7 +61,7 @@ from lorica_coordinator.service.issued import Certificate, IssuedCertificate
 from lorica_coordinator.service.ports import Overtaken
 from lorica_coordinator.service.records import BegunPlan, EnrolledSilo, HeldTrust, Invitation, RoundRow, SignedModel
 from lorica_security.audit.chain import Head
-from lorica_security.errors import AuthenticationError, Conflict, StateError, StorageError
+from lorica_security.errors import AuthenticationError, AuthorisationError, Conflict, StateError, StorageError
 from lorica_security.identifiers import FederationName, Identity, Role, SiloName
 from lorica_security.identity.identity_key import public_key_bytes
 from lorica_security.identity.succession import MOST_SUCCESSIONS, Succession
@@ -315,15 +316,12 @@ class SqlRoundStore:
         with self._transaction() as connection:
             register_certificate(connection, certificate)
 
-    def grant(self, certificate: IssuedCertificate, *, trust: str) -> None:
+    def grant(self, certificate: IssuedCertificate, *, trust: str, renews: bool = False) -> None:
         entry = certificate.entry
-        good = and_(
-            certificates.c.uri == entry.identity.uri,
-            certificates.c.revoked_at.is_(None),
-            certificates.c.expires_at > entry.issued_unix_s,
-        )
         with self._transaction() as connection:
-            had_access = connection.execute(select(certificates.c.serial).where(good).limit(1)).first() is not None
+            had_access = has_good_certificate(connection, entry.identity, entry.issued_unix_s)
+            if renews and not had_access:
+                raise AuthorisationError(f"{entry.identity.uri} was revoked meanwhile: ask the coordinator's operator")
             register_certificate(connection, entry)
             if had_access:
                 send_trust(connection, certificate, trust)

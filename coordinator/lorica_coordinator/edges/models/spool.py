@@ -41,10 +41,10 @@ from lorica_coordinator.vectors.stored_vector import (
     write_record,
 )
 from lorica_coordinator.vectors.vector_file import WRITE_BACK_BYTES, begin_write_back, preallocate
-from lorica_security.errors import IntegrityError, MalformedMessage, StorageError, WrongTime
+from lorica_security.errors import ConfigurationError, IntegrityError, MalformedMessage, StorageError, WrongTime
 from lorica_security.host import files
 from lorica_security.host.file_mark import FileMark
-from lorica_security.identifiers import SiloName
+from lorica_security.identifiers import SiloName, silo_name
 from silo_wire.canonical import Digest
 from silo_wire.int8_vectors import blocks as int8_blocks
 from silo_wire.manifest import Dtype, Layout, Manifest
@@ -421,6 +421,11 @@ class Spools:
         return self._folder / key.plan / f"{key.round}-{key.attempt}"
 
     def _place(self, key: RoundKey, silo: SiloName) -> _Place:
+        """Raises IntegrityError for what is no name: as part of a path it could be another silo's."""
+        try:
+            silo_name(silo)
+        except ConfigurationError as error:
+            raise IntegrityError(f"{error}; somebody edited the state of the round") from error
         folder = self._attempt(key)
         return _Place(folder / f"{silo}.delta", folder / f"{silo}.json", self._keys)
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy import Connection, and_, delete, insert, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from lorica_coordinator.edges.database.certificate_records import has_good_certificate
 from lorica_coordinator.edges.database.round_tables import certificates, held_trust, silos
 from lorica_coordinator.edges.database.sqlite_database import database_engine
 from lorica_coordinator.edges.keys.key_store import OPERATOR_NAME
@@ -68,14 +69,14 @@ def catch_up(
 ) -> CaughtUp:
     """Bring the records, in a `transaction` of their database, to what the entries after `since` say. Raises
     StorageError naming it."""
-    never_signed = unsigned_in(reading)
+    unsigned = unsigned_in(reading)
     done = CaughtUp(
         entries=len(reading.entries) - since,
-        unsigned=never_signed[0],
+        unsigned=unsigned.ranges[0],
     )
 
     def is_signed(entry: Entry) -> bool:
-        return not any(entry.sequence in some for some in never_signed)
+        return entry.sequence not in unsigned
 
     # Of all entries: a backup has the ledger as it was some entries before the log.
     sums = list(reading.of(Event.SUM_RELEASED))
@@ -90,11 +91,33 @@ def catch_up(
     return done
 
 
-def unsigned_in(reading: Reading) -> list[range]:
-    """The entries that nobody signed: those at its end first."""
+def is_put_back(entry: Entry) -> bool:
+    """Whether it tells of a command after which the records are older than the log."""
+    return entry.event is Event.OPERATOR_COMMAND and entry.text("command") in PUT_BACK
+
+
+@dataclass(slots=True)
+class Unsigned:
+    """The entries of a log that nobody signed: `sequence in`. `take` its commands newest first: each that says of
+    others that nobody signed them was signed itself, or says nothing."""
+
+    ranges: list[range] = field(default_factory=list)
+
+    def take(self, entry: Entry) -> None:
+        if is_put_back(entry) and entry.sequence not in self:
+            self.ranges.append(_unsigned_before(entry))
+
+    def __contains__(self, sequence: int) -> bool:
+        return any(sequence in one for one in self.ranges)
+
+
+def unsigned_in(reading: Reading) -> Unsigned:
+    """Those at its end first."""
     position = reading.walk.position
-    at_end = range(position.sealed + 1, position.head.sequence + 1)
-    return [at_end, *(unsigned_before(entry) for entry in reading.of(Event.OPERATOR_COMMAND))]
+    unsigned = Unsigned([range(position.sealed + 1, position.head.sequence + 1)])
+    for entry in reversed(reading.entries):
+        unsigned.take(entry)
+    return unsigned
 
 
 def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
@@ -110,9 +133,9 @@ def particulars_of(done: CaughtUp | None, *, ledger: bool) -> dict[str, str]:
     }
 
 
-def unsigned_before(entry: Entry) -> range:
+def _unsigned_before(entry: Entry) -> range:
     """The entries that no seal covered when a coordinator was restored with their log."""
-    if entry.text("command") not in PUT_BACK or entry.text("newer_log") != "yes":
+    if not is_put_back(entry) or entry.text("newer_log") != "yes":
         return range(0)
     try:
         return range(int(entry.text("unsigned_from")), int(entry.text("unsigned_to")))
@@ -126,7 +149,7 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             if (identity := _asked_of(entry, federation)) is not None:
                 _revoke(connection, identity, entry.at)
                 done.revoked.append(identity.uri)
-        case Event.OPERATOR_COMMAND if entry.text("command") in PUT_BACK and entry.text("newer_ledger") != "yes":
+        case Event.OPERATOR_COMMAND if is_put_back(entry) and entry.text("newer_ledger") != "yes":
             done.forgotten = True
             done.in_doubt = {*done.offered, *(plan for _, plan, _ in done.released)}
         case Event.ENROLLED | Event.CERTIFICATE_RENEWED if not sealed or not entry.text("certificate_digest"):
@@ -143,17 +166,17 @@ def _take(connection: Connection, federation: FederationName, entry: Entry, done
             if connection.execute(update(silos).where(present).values(**_certificate_of_silo(entry))).rowcount:
                 _register(connection, Identity(federation, Role.SILO, silo), entry)
                 done.let_in.append(silo)
-        case Event.IDENTITY_SUCCEEDED:
+        case Event.IDENTITY_SUCCEEDED if sealed:
             named = and_(
                 silos.c.silo == silo_name(entry.text("silo")),
                 silos.c.identity_public_key == bytes.fromhex(entry.text("predecessor")),
             )
-            if sealed:
-                key = bytes.fromhex(entry.text("identity_key"))
-                connection.execute(update(silos).where(named).values(identity_public_key=key))
+            key = bytes.fromhex(entry.text("identity_key"))
+            connection.execute(update(silos).where(named).values(identity_public_key=key))
         case Event.ACCESS_GRANTED if sealed and entry.text("certificate_digest"):
             identity = Identity.from_uri(entry.text("to"))
-            if identity.role in (Role.OPERATOR, Role.VIEWER):
+            let_in = entry.who != identity.uri or has_good_certificate(connection, identity, entry.at)
+            if identity.role in (Role.OPERATOR, Role.VIEWER) and let_in:
                 _register(connection, identity, entry)
                 done.let_in.append(identity.uri)
         case Event.SUM_RELEASED:
@@ -175,7 +198,7 @@ def _shut_out(entries: Iterable[Entry], federation: FederationName) -> list[tupl
                     shut_out[identity.uri] = identity, entry.at
             case Event.ENROLLED:
                 shut_out.pop(Identity(federation, Role.SILO, silo_name(entry.text("silo"))).uri, None)
-            case Event.ACCESS_GRANTED:
+            case Event.ACCESS_GRANTED if entry.who != entry.text("to"):
                 shut_out.pop(entry.text("to"), None)
     return list(shut_out.values())
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lorica_coordinator.edges.upkeep.later_log import PUT_BACK, unsigned_before
+from lorica_coordinator.edges.upkeep.later_log import PUT_BACK, Unsigned
 from lorica_coordinator.service.release_groups import EarlierGroups
 from lorica_security.audit.entry import Entry, Event, entry_from_line
 from lorica_security.on_disk.log_place import LogPlace
@@ -26,14 +26,13 @@ def newest_told(audit: LogPlace) -> Mapping[Event, Told]:
     the later found of the two. Not of groups that nobody had signed when a coordinator was put back by a copy with
     them: silos would be waited for that cannot have them. Raises IntegrityError or StorageError naming where it is."""
     found: dict[Event, Told] = {}
-    unsigned: list[range] = []
+    unsigned = Unsigned()
     for line in audit.telling(*(f'"{word}"' for word in (*(event.value for event in _EVENTS), *PUT_BACK))):
         entry = entry_from_line(line.content, line.where)
-        if entry.event is Event.OPERATOR_COMMAND:
-            unsigned.append(unsigned_before(entry))
-        elif entry.event is Event.GROUPS_STAND and any(entry.sequence in some for some in unsigned):
+        unsigned.take(entry)
+        if entry.event is Event.GROUPS_STAND and entry.sequence in unsigned:
             continue
-        elif entry.event in _EVENTS:
+        if entry.event in _EVENTS:
             found.setdefault(entry.event, Told(entry, line.where))
         if len(found) == len(_EVENTS):
             break

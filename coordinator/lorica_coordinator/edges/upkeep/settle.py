@@ -36,6 +36,7 @@ from lorica_coordinator.edges.upkeep.taken_up import (
     require_every_release,
     tell_closed,
     told_closed,
+    told_in,
 )
 from lorica_coordinator.rounds.without_updates import without_updates
 from lorica_coordinator.settings import Settings
@@ -128,8 +129,10 @@ def settle(
     if log is not None:
         place.rows.append([ChainedRow.of(entry.line(), str(log)) for entry in reading.entries[known:]], newest=None)
         place.go_on_from(reading.walk.position)
-    releases.close(told_closed(place))
-    require_every_release(place, kept.entries(), releases.closed())
+    unsigned = range(0) if since is None else since.unsigned
+    told_of = told_in(place, unsigned)
+    releases.close(told_closed(told_of))
+    require_every_release(told_of, kept.entries(), releases.closed())
     said = particulars_of(since, ledger=ledger is not None)
     if lost is not None:
         said |= {"lost_from": str(lost.first), "lost_to": str(lost.last)}
@@ -137,7 +140,6 @@ def settle(
     tell_closed(audit, releases)
     authorities = ""
     newest = newest_told(place).get(Event.AUTHORITY_CHANGED)
-    unsigned = range(0) if since is None else since.unsigned
     if newest is not None and (newest.entry.sequence in unsigned or not tells_of(newest.entry, keys.authorities)):
         audit.append(Event.AUTHORITY_CHANGED, **in_entry(keys.authorities.standings()))
         authorities = in_words(keys.authorities)
@@ -178,7 +180,7 @@ def _why(lost: Lost) -> str:
 def _authorities_told_of(newer: Reading, where: str) -> Told | None:
     """By the last entry that somebody signed."""
     unsigned = unsigned_in(newer)
-    signed = [one for one in newer.of(Event.AUTHORITY_CHANGED) if not any(one.sequence in some for some in unsigned)]
+    signed = [one for one in newer.of(Event.AUTHORITY_CHANGED) if one.sequence not in unsigned]
     return Told(signed[-1], where) if signed else None
 
 

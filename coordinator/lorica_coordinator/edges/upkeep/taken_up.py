@@ -6,7 +6,8 @@ is, so that the chain goes on. It stays in the folder, with a seal at its end, a
 begin with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import structlog
 
@@ -15,8 +16,9 @@ from lorica_coordinator.edges.database.postgresql.log_rows import LogRows
 from lorica_coordinator.edges.database.postgresql.release_rows import ReleaseRows
 from lorica_coordinator.edges.sums.kept_releases import FolderReleases, KeptReleases
 from lorica_coordinator.edges.sums.release_ledger import ReleaseLedger
+from lorica_coordinator.edges.upkeep.later_log import PUT_BACK, Unsigned, is_put_back
 from lorica_security.audit.entry import Entry, Event, entry_from_line
-from lorica_security.audit.verification import Verification
+from lorica_security.audit.verification import Known, Verification
 from lorica_security.errors import IntegrityError
 from lorica_security.on_disk.log_file import AuditLog, LogFiles
 from lorica_security.on_disk.log_place import LogPlace
@@ -25,6 +27,10 @@ from lorica_security.privacy.ledger import Entry as Release
 from silo_wire.canonical import Digest
 
 _log = structlog.get_logger(__name__)
+
+Told = Sequence[Entry]
+"""What a log tells of releases: sums, closed plans and rounds, newest first."""
+_OF_RELEASES: Final = (Event.SUM_RELEASED, Event.PLAN_CLOSED, Event.ROUND_CLOSED)
 _REMEDY = "put a newer one back, or `coordinator settle` says what is to be done about an older one"
 
 
@@ -36,9 +42,9 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     check_newest(log, kept)  # first: rows that were emptied are not filled anew from the folder
     go_on_from_folder(log, kept, audit, releases)
     audit.head()
-    entries = kept.entries()
-    require_every_release(log, entries, releases.closed())
-    _require_every_closing(log, releases)
+    entries, told = kept.entries(), told_in(log)
+    require_every_release(told, entries, releases.closed())
+    _require_every_closing(told, releases)
     tell_closed(audit, releases)
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
@@ -54,20 +60,39 @@ def require_can_take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
         return
     check_newest(log, kept)
     if log.rows.last(1):  # else what the folder has is taken over first
-        audit.head()
-        _require_whole(log)
-        require_every_release(log, kept.entries(), releases.closed())
-        _require_every_closing(log, releases)
+        told = _told_in_whole(audit)
+        require_every_release(told, kept.entries(), releases.closed())
+        _require_every_closing(told, releases)
 
 
-def _require_whole(log: LogPlace) -> None:
-    """An entry that is missing in between closes no plan, and tells of no sum. One seal is enough, that of the end:
-    each entry names the one before it."""
+def told_in(log: LogPlace, unsigned: range = range(0)) -> Told:
+    """What the log tells of releases, as whoever keeps it answers. `unsigned`: entries of which it does not tell yet
+    that nobody signed them."""
+    lines = log.telling(*(f'"{word}"' for word in (*(event.value for event in _OF_RELEASES), *PUT_BACK)))
+    return _signed_of((entry_from_line(line.content, line.where) for line in lines), unsigned)
+
+
+def _told_in_whole(audit: AuditLog) -> Told:
+    """The same, from a walk over the whole chain up to its signed end: an entry that is missing in between, or that a
+    database does not show to who asks for it, closes no plan, and tells of no sum. One seal is enough, that of the end:
+    each entry names the one before it. Raises IntegrityError."""
+    head, walk = audit.head(), Verification()
     try:
-        for _ in entries_of(log, Verification()):
-            pass
+        told = [one for one in entries_of(audit.place, walk) if one.event in _OF_RELEASES or is_put_back(one)]
+        walk.check_known([Known(head=head, by="its last seal")], audit.place.where)
     except IntegrityError as error:
         raise IntegrityError(f"{error}; put back a database of before, and ask who could write it") from error
+    return _signed_of((one for one in reversed(told) if one.sequence <= head.sequence), range(0))
+
+
+def _signed_of(newest_first: Iterable[Entry], at_end: range) -> Told:
+    """Of sums and rounds what somebody signed; a plan that anybody closed is closed."""
+    unsigned, told = Unsigned([at_end]), []
+    for entry in newest_first:
+        unsigned.take(entry)
+        if entry.event is Event.PLAN_CLOSED or (entry.event in _OF_RELEASES and entry.sequence not in unsigned):
+            told.append(entry)
+    return told
 
 
 def check_newest(log: LogPlace, kept: KeptReleases | None) -> None:
@@ -83,16 +108,16 @@ def go_on_from_folder(log: LogRows, kept: ReleaseRows, audit: AuditLog, releases
     _go_on_from_ledger(kept, releases)
 
 
-def require_every_release(log: LogPlace, entries: Sequence[Release], closed: frozenset[Digest]) -> None:
+def require_every_release(told_of: Told, entries: Sequence[Release], closed: frozenset[Digest]) -> None:
     """Raises IntegrityError where the log tells of a sum that is none of the ledger's `entries`, of a plan that is not
-    one of `closed`.
+    one of `closed`. `told_of` releases; a sum that nobody signed was counted when it was settled, and vouches for none.
 
     A sum may be told of twice, and under two numbers: an answer was lost, or somebody was quicker. It is one by its
     subject, where that stands before an entry of the ledger which the log has the digest of. One whose round was not
     closed may be missing: a kill between log and ledger left it, and nothing came of it. Then the next one has its
     number, or will have it.
     """
-    told = list(_told(log, Event.SUM_RELEASED))
+    told = [entry for entry in told_of if entry.event is Event.SUM_RELEASED]
     digests = {entry.text("ledger_digest") for entry in told}
     whole = max((entry.number("ledger_entry") for entry in told if _has(entries, entry)), default=0)
     made = {(entry.plan, entry.subject) for entry in entries[:whole] if entry.subject}
@@ -106,7 +131,7 @@ def require_every_release(log: LogPlace, entries: Sequence[Release], closed: fro
             continue
         taken = 0 < number <= len(entries) and entries[number - 1].digest in digests
         cut_off = taken or number == len(entries) + 1
-        if cut_off and not _was_closed(log, entry):
+        if cut_off and not _was_closed(told_of, entry):
             continue
         raise IntegrityError(
             f"the ledger of releases has not the entry {number} that the audit log tells of (entry {entry.sequence}, "
@@ -115,40 +140,34 @@ def require_every_release(log: LogPlace, entries: Sequence[Release], closed: fro
         )
 
 
-def told_closed(log: LogPlace) -> frozenset[Digest]:
+def told_closed(told: Told) -> frozenset[Digest]:
     """The plans that the log tells of as closed."""
-    return frozenset(Digest(entry.text("plan")) for entry in _told(log, Event.PLAN_CLOSED))
+    return frozenset(Digest(entry.text("plan")) for entry in told if entry.event is Event.PLAN_CLOSED)
 
 
 def tell_closed(audit: AuditLog, releases: ReleaseLedger) -> None:
     """Enter closed plans that the log does not tell of: rows of them are in no chain themselves."""
-    for plan in sorted(releases.closed() - told_closed(audit.place)):
+    for plan in sorted(releases.closed() - told_closed(told_in(audit.place))):
         audit.append(Event.PLAN_CLOSED, plan=plan)
 
 
-def tells_of_sum(log: LogPlace, release: Release) -> bool:
-    """One of an earlier release tells no digest."""
+def tells_of_sum(audit: AuditLog, release: Release) -> bool:
+    """One of an earlier release tells no digest. Raises IntegrityError where the log is not whole: any entry could
+    have been made to tell of it."""
     return any(
-        (entry.number("ledger_entry"), entry.text("plan")) == (release.sequence, release.plan)
+        entry.event is Event.SUM_RELEASED
+        and (entry.number("ledger_entry"), entry.text("plan")) == (release.sequence, release.plan)
         and entry.text("ledger_digest") in ("", release.digest)
-        for entry in _told(log, Event.SUM_RELEASED)
+        for entry in _told_in_whole(audit)
     )
 
 
-def _require_every_closing(log: LogPlace, releases: ReleaseLedger) -> None:
-    if lost := sorted(told_closed(log) - releases.closed()):
+def _require_every_closing(told: Told, releases: ReleaseLedger) -> None:
+    if lost := sorted(told_closed(told) - releases.closed()):
         raise IntegrityError(
             f"plan {lost[0][:16]} is not closed any more, though the audit log tells that it was: it would release "
             f"more than it promises; {_REMEDY}"
         )
-
-
-def _told(log: LogPlace, event: Event) -> Iterator[Entry]:
-    """Newest first."""
-    for line in log.telling(f'"{event.value}"'):
-        entry = entry_from_line(line.content, line.where)
-        if entry.event is event:
-            yield entry
 
 
 def _has(entries: Sequence[Release], told: Entry) -> bool:
@@ -160,14 +179,14 @@ def _attempt(told: Entry) -> tuple[str, int, int]:
     return told.text("plan"), told.number("round"), told.number("attempt")
 
 
-def _was_closed(log: LogPlace, released: Entry) -> bool:
+def _was_closed(told: Told, released: Entry) -> bool:
     """Whether the round went on to its end after `released` was told of."""
-    for entry in _told(log, Event.ROUND_CLOSED):
-        if entry.sequence < released.sequence:
-            return False
-        if _attempt(entry) == _attempt(released):
-            return True
-    return False
+    return any(
+        entry.event is Event.ROUND_CLOSED
+        and entry.sequence > released.sequence
+        and _attempt(entry) == _attempt(released)
+        for entry in told
+    )
 
 
 def _go_on_from_log(log: LogRows, audit: AuditLog) -> None:

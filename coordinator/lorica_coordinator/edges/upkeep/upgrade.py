@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from lorica_coordinator.edges.database.database_copy import copy_database
+from lorica_coordinator.edges.database.postgresql.chained_rows import ChainedRows
 from lorica_coordinator.edges.database.postgresql.leadership import alone, require_nobody_leads
 from lorica_coordinator.edges.database.postgresql.server import PostgresqlDatabase
 from lorica_coordinator.edges.database.round_tables import FIRST_REVISION, TABLES_REVISION, revisions
@@ -76,9 +77,17 @@ def require_to_upgrade(database: PostgresqlDatabase, *, to: str) -> None:
         raise database.failed(error) from error
 
 
-def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -> Upgraded:
+def was_put_back(rows: ChainedRows, *, has_log: bool) -> bool:
+    """Whether the database lacks what is known of the `rows` of its log, and is not settled. It is settled in the
+    tables of this release, so an upgrade may come first: it writes nothing to the log, and begins no term."""
+    if not has_log:  # of a release that kept it in the folder
+        return rows.newest.exists()
+    return any(rows.at(known.sequence) != known for known in rows.all_known())
+
+
+def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION, put_back: bool = False) -> Upgraded:
     """The same in PostgreSQL, in one transaction, which nobody leads in and which ends the term of whoever led; a copy
-    is the server's own tools' to make.
+    is the server's own tools' to make. `put_back`: as `was_put_back` says.
 
     Raises ConfigurationError, Conflict where a coordinator leads, StorageError naming the database.
     """
@@ -88,7 +97,7 @@ def upgrade_server(database: PostgresqlDatabase, *, to: str = TABLES_REVISION) -
         try:
             with database.engine.begin() as connection:
                 database.require_supported(connection)
-                alone(connection)
+                alone(connection, put_back=put_back)
                 before = revision_of(connection)
                 if before is None:
                     raise StorageError(f"{database.name} has no tables: restore it from its backup")

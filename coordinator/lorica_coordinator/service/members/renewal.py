@@ -93,8 +93,8 @@ class Renewal:
         _log.info("certificate renewed", silo=silo, certificate=certificate.entry.serial)
         return self._issued(certificate, trusted)
 
-    async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float) -> Renewed:
-        """A certificate for an operator or viewer on another host, who made the key.
+    async def grant(self, identity: Identity, *, csr_der: bytes, valid_s: float, renews: bool = False) -> Renewed:
+        """A certificate for an operator or viewer on another host, who made the key; `renews`: in place of a good one.
 
         Raises MalformedMessage or AuthorisationError for a request that is not for just this name, ConfigurationError
         for less than a second or more than MOST_ACCESS_S.
@@ -103,7 +103,7 @@ class Renewal:
             raise ConfigurationError(f"access valid for {valid_s:.0f} seconds is not allowed: use 1 to {MOST_ACCESS_S}")
         certificate = self._keys.grant(identity, csr_der=csr_der, valid_s=valid_s, now=self._clock())
         trusted = self._keys.trusted
-        await self._threads.store(lambda: self._store.grant(certificate, trust=trusted.digest.hex()))
+        await self._threads.store(lambda: self._store.grant(certificate, trust=trusted.digest.hex(), renews=renews))
         _log.info("access granted", identity=identity.uri, certificate=certificate.entry.serial)
         return self._issued(certificate, trusted)
 
@@ -122,7 +122,8 @@ class Renewal:
         renews all the time.
         """
         _count(self._renewals, identity.uri, "renewals of its certificate", RENEWALS_AN_HOUR)
-        return await self.grant(identity, csr_der=csr_der, valid_s=int(expires_unix_s) - int(self._clock()))
+        left = int(expires_unix_s) - int(self._clock())
+        return await self.grant(identity, csr_der=csr_der, valid_s=left, renews=True)
 
     async def succeed(self, silo: SiloName, succession: Succession, possession: bytes) -> None:
         """The silo signs with another identity key from now on; the same again is acknowledged.

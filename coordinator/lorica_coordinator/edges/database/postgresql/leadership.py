@@ -396,13 +396,18 @@ class Leadership:
         )
 
 
-def alone(connection: Connection) -> None:
+def alone(connection: Connection, *, put_back: bool = False) -> None:
     """First in a transaction that changes the tables, of whichever release: nobody leads before it has ended, and then
-    the term is over of whoever led, and hangs. Raises Conflict where a coordinator leads."""
+    the term is over of whoever led, and hangs. Of a database that was `put_back` the token alone ends it: another
+    number would bring it nearer to what it lacks. Raises Conflict where a coordinator leads."""
     require_nobody_leads(connection)
     if columns := _columns(connection):
-        over = update(table).where(table.c.id == _ROW).values(term=table.c.term + 1, holder=_holder())
-        connection.execute(over.values(token=secrets.token_hex(16)) if "token" in columns else over)
+        over = update(table).where(table.c.id == _ROW).values(holder=_holder())
+        if "token" in columns:
+            over = over.values(token=secrets.token_hex(16))
+        if not put_back or "token" not in columns:
+            over = over.values(term=table.c.term + 1)
+        connection.execute(over)
 
 
 def require_nobody_leads(connection: Connection) -> None:

@@ -78,13 +78,15 @@ class ReleaseRows:
                 connection.execute(insert(closed_plans), [{"plan": plan} for plan in fresh])
 
         self._in_transaction(close)
+        self._closed |= listed  # whatever the database made of it
 
     def _knows(self, row: ChainedRow) -> None:
         if self._newest is None or self._newest.sequence < row.sequence:
             self._newest = row
 
     def began(self) -> bool:
-        return bool(self.rows.last(1))
+        """Raises as `entries`: a ledger that is taken out for as long as this asks makes no new root."""
+        return bool(self.entries())
 
     def root(self) -> bytes | None:
         query = select(release_root.c.sealed)
