@@ -12,7 +12,7 @@ from tests.support.federation import Federation
 from tests.support.warm_processes import WarmProcesses
 
 SILOS = ("geoquery", "restaurants", "academic")
-ROUNDS = 3
+ROUNDS = 4
 
 # The whole federation runs inside the first test's set-up.
 pytestmark = [pytest.mark.real_data, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,7 +64,7 @@ def test_training_loss_falls_on_every_silo(federation: Federation) -> None:
         losses = [s["loss_min"] for record in records for s in record["silos"] if s["silo"] == silo]
         assert len(losses) == ROUNDS
         assert losses == sorted(losses, reverse=True), f"{silo}: {losses}"
-        assert losses[-1] < 0.6 * losses[0], f"{silo}: {losses}"
+        assert losses[-1] < 0.5 * losses[0], f"{silo}: {losses}"
 
 
 def test_lorars_weights_are_examples_times_loss_reduction_recomputed_from_the_log(federation: Federation) -> None:

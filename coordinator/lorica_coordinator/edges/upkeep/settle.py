@@ -137,7 +137,7 @@ def settle(
     if lost is not None:
         said |= {"lost_from": str(lost.first), "lost_to": str(lost.last)}
     audit.append(Event.OPERATOR_COMMAND, command="settle", **said)
-    tell_closed(audit, releases)
+    tell_closed(audit, releases, told_of)
     authorities = ""
     newest = newest_told(place).get(Event.AUTHORITY_CHANGED)
     if newest is not None and (newest.entry.sequence in unsigned or not tells_of(newest.entry, keys.authorities)):

@@ -45,7 +45,7 @@ def take_up(audit: AuditLog, releases: ReleaseLedger) -> None:
     entries, told = kept.entries(), told_in(log)
     require_every_release(told, entries, releases.closed())
     _require_every_closing(told, releases)
-    tell_closed(audit, releases)
+    tell_closed(audit, releases, told)
     for rows in (log.rows, kept.rows):
         for newest in rows.last(1):
             rows.make_known(newest)
@@ -145,9 +145,10 @@ def told_closed(told: Told) -> frozenset[Digest]:
     return frozenset(Digest(entry.text("plan")) for entry in told if entry.event is Event.PLAN_CLOSED)
 
 
-def tell_closed(audit: AuditLog, releases: ReleaseLedger) -> None:
-    """Enter closed plans that the log does not tell of: rows of them are in no chain themselves."""
-    for plan in sorted(releases.closed() - told_closed(told_in(audit.place))):
+def tell_closed(audit: AuditLog, releases: ReleaseLedger, told: Told) -> None:
+    """Enter closed plans that the log, which has `told` this, does not tell of: rows of them are in no chain
+    themselves."""
+    for plan in sorted(releases.closed() - told_closed(told)):
         audit.append(Event.PLAN_CLOSED, plan=plan)
 
 
