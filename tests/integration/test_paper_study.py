@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lorica.demo.silos.eight_silos import SIZES, write_eight_silos
 from lorica.experiments import run
-from lorica.experiments.definition import PAPER, Study, Value
+from lorica.experiments.definition import PAPER_SETUPS, Study, Value
 from lorica.experiments.paper_round import PAPER, cut, shares
 from lorica.experiments.practice.random_checkpoint import EXTRA_IDS, SPARE_ROWS, write_checkpoint
 from lorica.experiments.results_file import results
@@ -157,7 +157,7 @@ def compiled(study: Study, setup: str, folder: Path) -> PlanBundle:
     )
 
 
-@pytest.mark.parametrize("setup", PAPER)
+@pytest.mark.parametrize("setup", PAPER_SETUPS)
 def test_every_set_up_makes_a_plan(study: Study, setup: str, tmp_path: Path) -> None:
     plan = compiled(study, setup, tmp_path).plan
     training = plan.training

@@ -16,7 +16,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.silos.insurer import INSURER
 from lorica.demo.silos.silos import write_silo
 from lorica.experiments.data import merged, own_copy, require_same
-from lorica.experiments.definition import PAPER, Run, Study
+from lorica.experiments.definition import PAPER_SETUPS, Run, Study
 from lorica.experiments.practice.labelled_start import write_labelled_start
 from lorica.experiments.reports.report import changes, loss_curves, share_curves, write_report
 from lorica.experiments.reports.tables import spread
@@ -55,9 +55,9 @@ def study(text: str = SMALL) -> Study:
 
 
 def test_ten_set_ups_of_the_paper_are_there_and_a_study_has_all_of_them_unless_it_says_which() -> None:
-    assert len(PAPER) == 10
+    assert len(PAPER_SETUPS) == 10
     every = study('name = "all"\nsilos = "x"\n[start]\nsize = "micro"')
-    assert [run.setup for run in every.runs()] == list(PAPER)
+    assert [run.setup for run in every.runs()] == list(PAPER_SETUPS)
 
 
 def test_runs_are_seeds_times_points_times_set_ups_and_each_has_a_key_of_its_own() -> None:

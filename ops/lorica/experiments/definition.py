@@ -59,7 +59,7 @@ def _avg(weighting: str, mu: float = 0.0) -> dict[str, Value]:
 PROXIMAL: Final = 0.01
 """FedProx's mu, unless the study says otherwise."""
 
-PAPER: Final[Mapping[str, Setup]] = {
+PAPER_SETUPS: Final[Mapping[str, Setup]] = {
     "finetuning": Setup("Finetuning", "alone", _ONE),
     "centralized": Setup("Centralized", "centralized", _ONE),
     "fedopt": Setup("FedOPT", "together", _opt("size")),
@@ -72,7 +72,7 @@ PAPER: Final[Mapping[str, Setup]] = {
     "fedopt-equal": Setup("FedOPT, equal weights", "together", _opt("equal")),
 }
 """What the paper compares, and a study has that says nothing of set-ups."""
-SETUPS: Final[Mapping[str, Setup]] = {**PAPER, "fedadam": Setup("FedAdam", "together", _ADAM)}
+SETUPS: Final[Mapping[str, Setup]] = {**PAPER_SETUPS, "fedadam": Setup("FedAdam", "together", _ADAM)}
 
 
 class PracticeSection(Section):
@@ -183,7 +183,7 @@ class Study(Section):
     name: NameText
     silos: Annotated[str, Field(min_length=1)]  # folder of the silos' folders
     start: StartSection
-    setups: Listed[str] = tuple(PAPER)
+    setups: Listed[str] = tuple(PAPER_SETUPS)
     seeds: Annotated[Listed[int], Field(min_length=1)] = (1,)
     preset: str = "default"
     at_most: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)  # training examples of a silo
