@@ -17,11 +17,13 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from silo_agent.training.data.batches import Batch, EncodedExamples, collate, sorted_batches
-from silo_agent.training.private.clipping import clipping
-from silo_agent.training.private.per_example import ghost_norms
+from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.loss_sums import loss_sum
+from silo_agent.training.private.per_example import chunks, ghost_norms
+from silo_agent.training.private.per_example.batched_bias import batched_bias
 from silo_agent.training.private.per_example.chunks import Chunks, Shape, padded, shape_of
 from silo_agent.training.private.per_example.example_losses import example_losses
-from silo_agent.training.private.per_example.ghost_norms import Use
+from silo_agent.training.private.per_example.ghost_norms import ExampleGradients, Use
 from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search, small_t5
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,15 @@ def test_no_weights_make_one_record_count_for_more(seed: int) -> None:
     assert found.with_views > CANDIDATES / 4
     assert found.gradients[0] <= AT_MOST, found.gradients
     assert found.losses[0] <= AT_MOST, found.losses
+
+
+_linear = torch.nn.functional.linear
+
+
+def _of_many(entered: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As by a kernel that cuts a product of more rows another way."""
+    made = _linear(entered, weight, bias)
+    return made * (1 + 2**-22) if entered.shape[0] > 1 else made
 
 
 # --- that the search would find it
@@ -195,12 +206,86 @@ def test_rows_whose_bits_depend_on_others_are_computed_alone(monkeypatch: pytest
     assert all(len(indices) == 1 for indices, _ in Chunks(model, most=1).of(examples, range(8))), (
         "batch_size is the most that is in memory"
     )
-    real = torch.nn.functional.linear
-
-    def other_bits(entered: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        made = real(entered, weight, bias)
-        return made * (1 + 2**-22) if entered.shape[0] > 1 else made
-
-    monkeypatch.setattr("silo_agent.training.private.per_example.chunks._FOUND", {})
-    monkeypatch.setattr(torch.nn.functional, "linear", other_bits)
+    monkeypatch.setattr(chunks, "_FOUND", {})
+    monkeypatch.setattr(torch.nn.functional, "linear", _of_many)
     assert all(len(indices) == 1 for indices, _ in Chunks(model, most=8).of(examples, range(8)))
+
+
+# --- on a GPU, whose kernels for many rows are not those for one
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row has in company the bits that it has alone, in which an example's company and place are of no account."""
+    monkeypatch.setattr(torch.nn.functional, "linear", _of_many)
+    monkeypatch.setattr(chunks, "_FOUND", {})
+    monkeypatch.setattr(chunks, "launches_are_what_takes_time", lambda device: True)
+
+
+def test_chunks_of_one_size_give_every_example_its_bits_whatever_was_drawn(as_on_a_gpu: None) -> None:
+    """Losses, norms and addends: beside others, in another place, among few and among many."""
+    model = made(width=64).train()
+    parameters = list(model.parameters())
+    examples = encoded(LENGTHS)
+    found: dict[int, list[tuple[torch.Tensor, ...]]] = {}
+    every = list(range(len(examples)))
+    for drawn in (every, every[::-1], every[::2], every[1::3], [7], [7, 7, 7, 3]):
+        for indices, batch in Chunks(model, most=8).of(examples, drawn):
+            assert len(batch.labels) == 8
+            assert batch.empty == 8 - len(indices)
+            gradients = ExampleGradients(batch.examples, CPU)
+            with gradients.recording(model), batched_bias(model, len(batch.labels)):
+                losses = example_losses(model, batch)
+            gradients.backward(losses)
+            norms, limits = gradients.norms()
+            parts = [part for use in gradients.uses for part in (use.entered, use.gradient)]
+            for row, index in enumerate(indices):
+                found.setdefault(index, []).append(tuple(it[row].detach() for it in (losses, norms, limits, *parts)))
+            assert not norms[len(indices) :].any()
+            assert len(clipping("ghost", model, parameters, max_grad_norm=1.0).accumulate(batch)) == len(indices)
+    assert all(len(of_one) >= 2 for of_one in found.values())
+    for first, *others in found.values():
+        for other in others:
+            assert all(map(torch.equal, first, other))
+
+
+@pytest.mark.parametrize("backend", ["ghost", "loop"])
+def test_empty_examples_add_nothing(as_on_a_gpu: None, backend: Backend) -> None:
+    model, examples = made(width=64).train(), encoded(LENGTHS[:9])
+    parameters = list(model.parameters())
+
+    def added(most: int) -> torch.Tensor:
+        way = clipping(backend, model, parameters, max_grad_norm=1.0)
+        for _, batch in Chunks(model, most=most).of(examples, range(9)):
+            way.accumulate(batch)
+        return torch.cat([parameter.summed_grad.flatten() for parameter in parameters])  # type: ignore[attr-defined]
+
+    torch.testing.assert_close(added(8), added(1), rtol=1e-5, atol=1e-7)
+    whole, alone = (loss_sum(model, examples, Chunks(model, most=most), bound=8.0) for most in (8, 1))
+    assert abs(whole - alone) <= 9
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_chunks_whose_places_differ_are_not_used(
+    as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """As by a kernel that computes one row of its tile by other instructions."""
+
+    def by_place(entered: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made = _of_many(entered, weight, bias).clone()
+        if entered.shape[0] > place:
+            made[place] *= 1 + 2**-22
+        return made
+
+    monkeypatch.setattr(torch.nn.functional, "linear", by_place)
+    sizes = {len(batch.labels) for _, batch in Chunks(made(), most=8).of(encoded([(5, 4)] * 20), range(20))}
+    assert sizes == {{0: 1, 3: 2, 7: 4}[place]}
+
+
+def test_chunks_that_hear_of_their_neighbours_are_not_used(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(entered: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        made = _of_many(entered, weight, bias)
+        return made + 2**-20 * made.roll(1, 0) if entered.shape[0] > 1 else made
+
+    monkeypatch.setattr(torch.nn.functional, "linear", beside)
+    assert all(len(batch.labels) == 1 for _, batch in Chunks(made(), most=8).of(encoded([(5, 4)] * 20), range(20)))

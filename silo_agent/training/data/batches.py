@@ -75,7 +75,8 @@ class Batch:
     """Padded to one length: input_ids and attention_mask (B, S), labels (B, T) with IGNORED for padding and `UNCOUNTED`
     less the token for what does not count, of which `target_tokens` has none.
 
-    So many rows as `views` says, one after the other, are views of one example.
+    So many rows as `views` says, one after the other, are views of one example. The last `empty` examples count for
+    nothing.
     """
 
     input_ids: torch.Tensor
@@ -83,6 +84,7 @@ class Batch:
     labels: torch.Tensor
     target_tokens: int
     views: int = 1
+    empty: int = 0
 
     @property
     def examples(self) -> int:

@@ -64,7 +64,7 @@ class Ghost:
         factors = clip_factors(limits, self._bound)
         sums = {id(parameter): _sum_of(parameter) for parameter in self._parameters}
         gradients.add(factors, sums)
-        return norms
+        return norms[: batch.examples - batch.empty]
 
 
 class Loop:
@@ -72,7 +72,9 @@ class Loop:
         self._model, self._parameters, self._bound = model, parameters, bound
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
-        return torch.stack([self._add(batch.rows_of(index, index + 1)) for index in range(batch.examples)])
+        return torch.stack(
+            [self._add(batch.rows_of(index, index + 1)) for index in range(batch.examples - batch.empty)]
+        )
 
     def _add(self, example: Batch) -> torch.Tensor:
         views = [example_losses(self._model, unpadded(example, view)) for view in range(example.views)]

@@ -37,7 +37,9 @@ def loss_sum(model: T5, examples: EncodedExamples, chunks: Chunks, *, bound: flo
     try:
         for indices, batch in side_by_side(chunks.of(plain, share_of(plain, every, ranks)), ranks):
             computed.extend(indices)
-            losses = example_losses(model, batch).double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
+            losses = (
+                example_losses(model, batch)[: len(indices)].double().nan_to_num(nan=bound, posinf=bound, neginf=bound)
+            )
             steps[indices] = (losses.clamp(0.0, bound) * (GRID / bound)).round().to(torch.int64).cpu().numpy()
     finally:
         model.train(was_training)

@@ -8,11 +8,15 @@ numbers drawn here: how a product of matrices is cut into pieces depends on its 
 activations, of which that is not true, are apart (own_activations.py). Where it fails, as it does for the shortest
 examples, each is computed alone. Views of one example (views.py) are padded alike and always computed together: what is
 said here of an example's row holds of all of its rows.
+
+A GPU takes other kernels for one row than for many, and as long for one as for many. So where its chunks fail, each
+chunk of a shape has one size, however few examples were drawn, and empty ones fill it up. That size was tried out as
+well: wherever a row stands in it, and whatever stands beside it, it has the same bits.
 """
 
 import copy
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,23 +68,56 @@ class Chunks:
         for index in indices:
             by_shape.setdefault(shape_of(examples, index), array("q")).append(index)
         for shape, left in sorted(by_shape.items(), reverse=True):
+            whole = self._whole_size(shape, examples.views)
             start = 0
             while start < len(left):
-                size = next(
+                size = whole or next(
                     size
                     for size in reversed(self._sizes)
                     if size <= len(left) - start and self._alike(shape, size, examples.views)
                 )
                 some = left[start : start + size].tolist()
-                yield some, padded(examples, some, shape, pad=self._pad, device=self._device)
+                yield some, filled(padded(examples, some, shape, pad=self._pad, device=self._device), whole, self._pad)
                 start += size
 
     def _alike(self, shape: Shape, size: int, views: int) -> bool:
         return size == 1 or (size * views <= self._most and self._trials.rows_keep_their_bits(shape, size, views))
 
+    def _whole_size(self, shape: Shape, views: int) -> int:
+        """Examples of every chunk of `shape`; 0 where they need not be as many. It follows from the shape alone: that
+        there are few of them, or many, is not to change what any of them adds."""
+        sizes = [size for size in reversed(self._sizes) if size > 1 and size * views <= self._most]
+        if not launches_are_what_takes_time(self._device) or not sizes or self._alike(shape, sizes[0], views):
+            return 0
+        return next((size for size in sizes if self._trials.places_keep_bits(shape, size, views)), 0)
+
+
+def launches_are_what_takes_time(device: torch.device) -> bool:
+    """Rather than arithmetic, so that a row that counts for nothing costs next to nothing."""
+    return device.type != "cpu"
+
 
 def padded(examples: EncodedExamples, indices: Sequence[int], shape: Shape, *, pad: int, device: torch.device) -> Batch:
     return collate(examples, indices, pad=pad, device=device, source=shape.source, target=shape.target)
+
+
+def filled(batch: Batch, examples: int, pad: int) -> Batch:
+    """With empty examples up to `examples`: each has a token of padding to read and no target, so it has no loss and no
+    gradient."""
+    missing = max(0, examples - batch.examples)
+    if not missing:
+        return batch
+    shape = (missing * batch.views,)
+    mask = batch.attention_mask.new_zeros(shape + batch.attention_mask.shape[1:])
+    mask[:, 0] = True
+    return Batch(
+        input_ids=torch.cat([batch.input_ids, batch.input_ids.new_full(shape + batch.input_ids.shape[1:], pad)]),
+        attention_mask=torch.cat([batch.attention_mask, mask]),
+        labels=torch.cat([batch.labels, batch.labels.new_full(shape + batch.labels.shape[1:], IGNORED)]),
+        target_tokens=batch.target_tokens,
+        views=batch.views,
+        empty=missing,
+    )
 
 
 def unpadded(batch: Batch, index: int) -> Batch:
@@ -120,11 +157,20 @@ class _Trials:
     def rows_keep_their_bits(self, shape: Shape, size: int, views: int) -> bool:
         """Whether `size` examples of `shape`, of so many `views` each, have in one batch, to the last bit, the losses
         and gradients that each has alone."""
-        key = (self._structure, shape, size, views, self._device, torch.get_num_threads())
+        return self._holds(_as_alone, shape, size, views)
+
+    def places_keep_bits(self, shape: Shape, size: int, views: int) -> bool:
+        """Whether every batch of `size` examples gives each of them the same losses and gradients, to the last bit."""
+        return self._holds(_wherever, shape, size, views)
+
+    def _holds(self, trial: "_Trial", shape: Shape, size: int, views: int) -> bool:
+        key = (trial, self._structure, shape, size, views, self._device, torch.get_num_threads())
         if key not in _FOUND:
             generator = torch.Generator().manual_seed(size)
             with torch.inference_mode(False), torch.enable_grad():
-                tried = (_trial(self._model(), shape, size, views, self._device, generator) for _ in range(_TRIALS))
+                tried = (
+                    trial(self._model(), _drawn(self._like, shape, size, views, generator)) for _ in range(_TRIALS)
+                )
                 _FOUND[key] = all(tried)
         return _FOUND[key]
 
@@ -154,24 +200,61 @@ class _Trials:
 _FOUND: dict[tuple[object, ...], bool] = {}
 
 
-def _trial(model: T5, shape: Shape, size: int, views: int, device: torch.device, generator: torch.Generator) -> bool:
+_Trial = Callable[[T5, Batch], bool]
+
+
+def _drawn(model: T5, shape: Shape, size: int, views: int, generator: torch.Generator) -> Batch:
     vocabulary: int = model.config.vocab_size
-    rows = size * views
+    rows, device = size * views, next(model.parameters()).device
     ids = torch.randint(0, vocabulary, (rows, shape.source), generator=generator)
     labels = torch.randint(0, vocabulary, (rows, shape.target), generator=generator)
     sources = torch.randint(1, shape.source + 1, (rows, 1), generator=generator)
     targets = torch.randint(1, shape.target + 1, (rows, 1), generator=generator)
     mask = torch.arange(shape.source) < sources
     labels[torch.arange(shape.target) >= targets] = IGNORED
-    batch = Batch(ids.to(device), mask.to(device), labels.to(device), 0, views)
+    return Batch(ids.to(device), mask.to(device), labels.to(device), 0, views)
+
+
+def _as_alone(model: T5, batch: Batch) -> bool:
     whole = _results(model, batch)
-    for example in range(size):
+    for example in range(batch.examples):
         alone = _results(model, batch.rows_of(example, example + 1))
         if not all(
             torch.equal(either[example : example + 1], other) for either, other in zip(whole, alone, strict=True)
         ):
             return False
     return True
+
+
+def _wherever(model: T5, batch: Batch) -> bool:
+    """Every other example is moved on by 1, 2, 4, ... places, so that each place is tried, with empty examples in
+    place of the rest."""
+    size, whole = batch.examples, _results(model, batch)
+    step = 1
+    while step < size:
+        for first in (0, 1):
+            kept = list(range(first, size, 2))
+            places = [(place + step) % size for place in kept]
+            moved = _results(model, _at_places(batch, kept, places, model.config.pad_token_id))
+            if not all(torch.equal(either[kept], other[places]) for either, other in zip(whole, moved, strict=True)):
+                return False
+        step *= 2
+    return True
+
+
+def _at_places(batch: Batch, kept: Sequence[int], places: Sequence[int], pad: int) -> Batch:
+    """As many examples, of which those `kept` stand at `places` and the rest are empty."""
+    made = filled(batch.rows_of(0, 0), batch.examples, pad)
+    for ours, theirs in (
+        (made.input_ids, batch.input_ids),
+        (made.attention_mask, batch.attention_mask),
+        (made.labels, batch.labels),
+    ):
+        for example, place in zip(kept, places, strict=True):
+            ours[place * batch.views : (place + 1) * batch.views] = theirs[
+                example * batch.views : (example + 1) * batch.views
+            ]
+    return made
 
 
 def _results(model: T5, batch: Batch) -> list[torch.Tensor]:
