@@ -4,16 +4,16 @@ It drives `train_privately` for one step on two neighbouring data sets, and look
 apart the two sums of clipped gradients are, over max_grad_norm, and the two sums of losses, over the bound. It knows no
 attack, and goes where a norm is a little wrong, or where two records together are a little more than each alone:
 rounding is there from the beginning, and what makes it larger is kept. A candidate is a small T5 of either make, its
-weights, records, views of them, clipping norm, bound and batch size; it is changed by scaling tensors, rows, columns
-and single numbers over the whole range of float32, by a step along the gradient of the one record's loss against the
-others', by sharpening attention and by bringing its scores to the edges of float32, by other lengths, words and copies
-of records, and by more or fewer views.
+weights, records, views of them, clipping norm, bound and batch size, and whether chunks are filled up as on a GPU; it
+is changed by scaling tensors, rows, columns and single numbers over the whole range of float32, by a step along the
+gradient of the one record's loss against the others', by sharpening attention and by bringing its scores to the edges
+of float32, by other lengths, words and copies of records, and by more or fewer views.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +30,7 @@ from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.private import private_trainer
 from silo_agent.training.private.clipping import MARGIN
 from silo_agent.training.private.loss_sums import GRID
+from silo_agent.training.private.per_example import chunks
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
 from silo_wire.plans.sections.training import TrainingSection
@@ -61,6 +62,7 @@ class Candidate:
     loss_bound: float
     batch_size: int
     views: int = 1
+    whole_chunks: bool = False
     told: tuple[str, ...] = ()  # how it was made, for people
 
 
@@ -85,10 +87,12 @@ class Moved:
 
 @dataclass(slots=True)
 class Found:
-    """The worst candidate for each of the two, how many were tried, and how many of these had more views than one."""
+    """The worst candidate for each of the two, how many were tried, and how many of these had more views than one, or
+    whole chunks."""
 
     tried: int = 0
     with_views: int = 0
+    with_whole_chunks: int = 0
     gradients: tuple[float, Candidate | None] = (0.0, None)
     losses: tuple[float, Candidate | None] = (0.0, None)
     kept: list[list[tuple[float, Candidate]]] = field(default_factory=lambda: [[], [], []])
@@ -106,6 +110,7 @@ def search(seed: int, candidates: int, *, until: Callable[[Found], bool] = lambd
         moved = moved_by_one(candidate)
         found.tried += 1
         found.with_views += candidate.views > 1
+        found.with_whole_chunks += candidate.whole_chunks
         if moved.gradients > found.gradients[0]:
             found.gradients = moved.gradients, candidate
         if moved.losses > found.losses[0]:
@@ -142,7 +147,7 @@ def _sums(candidate: Candidate, records: tuple[Record, ...]) -> tuple[torch.Tens
     """What noise is added to: the flat sum of gradients, and the loss before training in steps of the bound / 65536."""
     model = candidate.model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _tapped(parameters) as tape:
+    with _tapped(parameters) as tape, _as_on_a_gpu() if candidate.whole_chunks else nullcontext():
         try:
             train_privately(
                 model,
@@ -183,6 +188,16 @@ def _sums(candidate: Candidate, records: tuple[Record, ...]) -> tuple[torch.Tens
         except StateError:  # what is refused moves nothing
             return None
     raise AssertionError("a step adds noise")
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Where no row has in company the bits that it has alone."""
+    with (
+        patch.object(chunks, "launches_are_what_takes_time", lambda device: True),
+        patch.object(chunks._Trials, "rows_keep_their_bits", lambda *of: False),
+    ):
+        yield
 
 
 class _Seen(Exception):
@@ -253,6 +268,7 @@ def _fresh(random: Random) -> Candidate:
         loss_bound=float(10 ** random.uniform(-3, 3)),
         batch_size=int(random.choice([1, 2, 4, 8, 16])),
         views=_views(random),
+        whole_chunks=seed % 2 == 0,
     )
 
 

@@ -10,7 +10,7 @@ from lorica.demo.silos.clinic import CLINIC
 from lorica.demo.twin_silos import TEST, twin_logs
 from lorica.experiments.data import poisoned
 from lorica.experiments.definition import Study
-from lorica.experiments.reports.hostile_report import STUDIES, Found, difference, report_text
+from lorica.experiments.reports.hostile_report import PUBLISHED, STUDIES, Found, difference, report_text
 from lorica.experiments.results_file import lines_of
 from lorica.hostile.backdoor import TARGET
 from lorica.hostile.named import ATTACKS, attack_named
@@ -87,8 +87,9 @@ def test_a_study_that_says_something_else_is_refused_with_the_key(text: str, sai
         study(text)
 
 
-def test_the_study_here_has_every_attack_and_every_robust_rule_in_plans_that_hold() -> None:
-    published = Study.read(STUDIES / "robust.toml")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_study_here_has_every_attack_and_every_robust_rule_in_plans_that_hold(name: str) -> None:
+    published = Study.read(STUDIES / f"{name}.toml")
     assert set(published.grid["hostile.attack"]) == {"none", *ATTACKS}
     assert {rule.name for rule in ROBUST_RULES} <= set(published.variants)
     for run in list(published.runs())[: len(published.variants)]:
@@ -101,9 +102,11 @@ def test_the_study_here_has_every_attack_and_every_robust_rule_in_plans_that_hol
         )
 
 
-def test_published_lines_are_of_the_study_as_it_is_now_and_of_committed_code() -> None:
-    keys = {run.key for run in Study.read(STUDIES / "robust.toml").runs()}
-    lines = list(lines_of(STUDIES / "robust.jsonl"))
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_lines_are_of_the_study_as_it_is_now_and_of_committed_code(name: str) -> None:
+    keys = {run.key for run in Study.read(STUDIES / f"{name}.toml").runs()}
+    lines = list(lines_of(STUDIES / f"{name}.jsonl"))
+    assert lines
     assert {it["run"] for it in lines} <= keys
     assert all(it["commit"] and "+" not in it["commit"] for it in lines)
 

@@ -48,6 +48,7 @@ def test_no_weights_make_one_record_count_for_more(seed: int) -> None:
     found = search(seed, CANDIDATES)
     assert found.tried == CANDIDATES
     assert found.with_views > CANDIDATES / 4
+    assert found.with_whole_chunks > CANDIDATES / 4
     assert found.gradients[0] <= AT_MOST, found.gradients
     assert found.losses[0] <= AT_MOST, found.losses
 

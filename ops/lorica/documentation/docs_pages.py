@@ -169,7 +169,11 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "utility-ideas": ideas_table,
     "utility-joint": joint_table,
     **{name: partial(study_table, *where) for name, where in _STUDY_TABLES.items()},
-    **{f"robust-{name}": partial(hostile_report.published_table, name) for name in hostile_report.TABLES},
+    **{
+        f"{study}-{name}": partial(hostile_report.published_table, study, name)
+        for study in hostile_report.PUBLISHED
+        for name in hostile_report.TABLES
+    },
     **{f"commands-{program}": partial(commands_table, program) for program in docs_commands.PROGRAMS},
     **{f"rooms-{package.replace('_', '-')}": partial(rooms_table, package) for package in rooms.PACKAGES},
 }

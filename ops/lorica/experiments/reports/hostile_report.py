@@ -18,6 +18,8 @@ from lorica.hostile.named import NOBODY
 from lorica_security.errors import ConfigurationError
 
 STUDIES: Final = Path(__file__).parents[1] / "studies"
+PUBLISHED: Final = ("robust", "robust-one")
+"""With two hostile silos of eight, and with one."""
 REFERENCE: Final = "equal"
 """The variant that others are held against."""
 Line = Mapping[str, Any]
@@ -165,9 +167,9 @@ def report_text(study: Study, *files: Path) -> str:
     return "\n".join(parts)
 
 
-def published_table(name: str) -> str:
+def published_table(study: str, name: str) -> str:
     """A table of ops/docs/robust.md, without the line that ends it."""
-    found = Found.of(Study.read(STUDIES / "robust.toml"), STUDIES / "robust.jsonl")
+    found = Found.of(Study.read(STUDIES / f"{study}.toml"), STUDIES / f"{study}.jsonl")
     return _table(list(TABLES[name][1](found))).rstrip("\n")
 
 
