@@ -138,7 +138,7 @@ def _aggregator(
         releases=coordinator.releases_told(audit),
         turns=bundle.turns,
         reprojected=bundle.reprojected,
-        who=bundle.plan.semi_supervised.who_trains,
+        rates=bundle.plan.server_rates,
     )
 
 

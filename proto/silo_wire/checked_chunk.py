@@ -44,7 +44,7 @@ from silo_wire.manifest import Layout, Manifest, masked_layout
 from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.plan_optimizer import optimizer_of
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
@@ -59,15 +59,15 @@ TAIL = "sum of weights"
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
     """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its
-    weights, `turns` say what of the model a round leaves as it is, and `who` trains in it how much of a mean delta is
-    applied."""
+    weights, `turns` say what of the model a round leaves as it is, and `rates` how much of a mean delta it
+    applies."""
 
     optimizer: ServerOptimizer
     layout: Layout
     model_layout: Layout
     nominal_silos: int | None = None
     turns: Turns = NOTHING_RESTS
-    who: WhoTrains = EVERYBODY
+    rates: ServerRates = UNCHANGED
 
     @classmethod
     def of(cls, bundle: PlanBundle) -> "StepRule":
@@ -79,7 +79,7 @@ class StepRule:
             model_layout=bundle.model_layout,
             nominal_silos=plan.privacy.nominal_silos if plan.privacy.level == "silo" else None,
             turns=bundle.turns,
-            who=plan.semi_supervised.who_trains,
+            rates=plan.server_rates,
         )
 
     @property
@@ -194,7 +194,7 @@ class CheckedRound:
         with np.errstate(over="ignore"):  # the step tells what leaves float32
             decode(self._mean, words, first, mean.numpy())
         resting = rule.turns.resting(self._evidence.attempt.round, first, len(words))
-        rate = rule.who.server_rate(self._evidence.attempt.round, len(self._masked))
+        rate = rule.rates.of(self._evidence.attempt.round, len(self._masked))
         optimizer = at_rate(rule.optimizer, rate)
         try:
             with at_rest((master, *state.values()), resting):

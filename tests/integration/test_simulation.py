@@ -52,6 +52,7 @@ VALUES = {
     "training.fedprox_mu": 0.01,
     "training.dropout": 0.1,
     "aggregation.reduction_memory": 0.5,
+    "aggregation.server_rate_at_end": 0.25,
 }
 
 
@@ -104,6 +105,7 @@ IN_TURN = {
     "schedule.min_silos": 1,
     "schedule.rounds": 2,
     "aggregation.reduction_memory": 0,
+    "aggregation.server_rate_at_end": 1,
     "aggregation.weighting": "equal",
     "aggregation.momentum": 0.0,
     "semi_supervised.unlabelled": '["insurer"]',
@@ -363,6 +365,7 @@ def test_updates_in_int8_give_the_same_models_and_remainders_in_a_quarter_of_the
 CORRECTED = {
     "schedule.rounds": 3,
     "aggregation.reduction_memory": 0,
+    "aggregation.server_rate_at_end": 1,
     "aggregation.weighting": "equal",
     "aggregation.momentum": 0,
     "aggregation.max_delta_norm": 0,

@@ -21,7 +21,7 @@ from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.plan import PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from tests.support import int8_by_hand
 
 FEDERATION = "health-net"
@@ -150,7 +150,7 @@ class Workplace:
         return CommittedUpdate(silo=silo, digest=header.manifest.digest, summary=told, delta_norm=norm)
 
     def aggregator(
-        self, changes: Mapping[str, Any] | None = None, slab_bytes: int = CHUNK_BYTES, who: WhoTrains = EVERYBODY
+        self, changes: Mapping[str, Any] | None = None, slab_bytes: int = CHUNK_BYTES, rates: ServerRates = UNCHANGED
     ) -> Aggregator:
         return Aggregator(
             AggregationSection.model_validate(dict(changes or {})),
@@ -161,5 +161,5 @@ class Workplace:
             slab_bytes=slab_bytes,
             turns=self.bundle.turns,
             reprojected=self.bundle.reprojected,
-            who=who,
+            rates=rates,
         )

@@ -32,7 +32,7 @@ from silo_wire.checkable_round import CheckableRound, Pieces, StateManifests
 from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.plans.adapters import NOTHING_RESTS, Turns
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
@@ -184,7 +184,7 @@ class Rounds:
     nominal_silos: int | None = None
     kind: type[ManifestSilo] = ManifestSilo
     turns: Turns = NOTHING_RESTS
-    who: WhoTrains = EVERYBODY
+    rates: ServerRates = UNCHANGED
     steps: int = 0
     vectors: Vectors = field(init=False)
 
@@ -203,7 +203,7 @@ class Rounds:
             model_layout=layout.as_type(self.published),
             nominal_silos=self.nominal_silos,
             turns=self.turns,
-            who=self.who,
+            rates=self.rates,
         )
 
     def handed_out(self, master: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ class Rounds:
             name: before.slots[name].clone() if self.steps else torch.full_like(master, fill)
             for name, fill in rule.fills.items()
         }
-        optimizer = at_rate(rule.optimizer, rule.who.server_rate(number, len(federation.unmask.survivors)))
+        optimizer = at_rate(rule.optimizer, rule.rates.of(number, len(federation.unmask.survivors)))
         with at_rest((master, *slots.values()), self.turns.resting(number, 0, len(master))):
             apply_mean(master, mean, optimizer, slots, step_number=self.steps + 1, scratch=torch.empty_like(master))
         after = Vectors(model=self.handed_out(master), master=master, slots=slots)

@@ -41,7 +41,7 @@ from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, man
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.masked_ranges import plan_ranges
 from silo_wire.plans.sections.aggregation import AggregationSection
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from tests.support.coordinator_edges import Vector, chunk_of, round_key, summary, update_header
 from tests.support.secagg_federation import ALONE, FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
 
@@ -208,7 +208,7 @@ class MaskedPlace:
     models: ModelStore
     spools: Spools
     section: AggregationSection
-    who: WhoTrains = EVERYBODY
+    rates: ServerRates = UNCHANGED
 
     @classmethod
     def at(
@@ -218,7 +218,7 @@ class MaskedPlace:
         *,
         published: ParameterDtype = "float32",
         unchecked: Mapping[str, Any] | None = None,
-        who: WhoTrains = EVERYBODY,
+        rates: ServerRates = UNCHANGED,
     ) -> "MaskedPlace":
         """`unchecked` is what no plan may say."""
         section = AggregationSection.model_validate(
@@ -235,12 +235,12 @@ class MaskedPlace:
             initial=manifest.digest,
             initial_file=begin,
         )
-        return cls(state, models, Spools(state / "spools"), section, who)
+        return cls(state, models, Spools(state / "spools"), section, rates)
 
     def reopened(self) -> "MaskedPlace":
         """As another process finds it."""
         dtype = self.models.model_layout.dtype
-        return MaskedPlace.at(self.state, self.section.model_dump(), published=dtype, who=self.who)
+        return MaskedPlace.at(self.state, self.section.model_dump(), published=dtype, rates=self.rates)
 
     def key(self, round_number: int = 1) -> RoundKey:
         return replace(round_key(PLAN, round_number), federation=FEDERATION)
@@ -253,7 +253,7 @@ class MaskedPlace:
             update_dtype="float32",
             device=torch.device("cpu"),
             slab_bytes=slab_bytes,
-            who=self.who,
+            rates=self.rates,
         )
 
     def masked(

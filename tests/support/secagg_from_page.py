@@ -1275,6 +1275,12 @@ def in_its_turn(o, takes_turns, round_number, survivors):
     return {**o, "learning_rate": o["learning_rate"] * rate}
 
 
+def fallen(o, rate_at_end, rounds, round_number):
+    """The optimizer of a round of a plan whose rate falls."""
+    part = (round_number - 1) / (rounds - 1) if rounds > 1 else 0.0
+    return {**o, "learning_rate": o["learning_rate"] * (1.0 - (1.0 - rate_at_end) * part)}
+
+
 def server_step(o, x, slots, mean_delta, t):
     """float32 master, slots (empty before the first step), mean -> master, slots."""
     x, g = np.asarray(x, F), -np.asarray(mean_delta, F)

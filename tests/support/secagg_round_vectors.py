@@ -19,6 +19,7 @@ from lorica_security.secure_aggregation.model_evidence.verdicts import part_of, 
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
 from silo_wire.plans.noised_masks import GRADIENT_STEPS
 from silo_wire.plans.sections.who_trains import WhoTrains
+from silo_wire.plans.server_rates import ServerRates
 from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of
 from tests.support.secagg_federation import FEDERATION, Federation, alone, entropy, identity_key, silo_names, terms
@@ -151,6 +152,7 @@ def rounds(kind: type[ManifestSilo], to_json: Json) -> dict[str, Any]:
         )
     }
     made["in turn"] = _in_turn(kind)
+    made["falling"] = _falling(kind)
     return {
         "rounds": {name: [_round(one, to_json) for one in both] for name, both in made.items()},
         "verdicts": _verdicts(made["fedavg"][0].evidence.digest, to_json),
@@ -163,15 +165,25 @@ def _in_turn(kind: type[ManifestSilo]) -> list[Made]:
     """A round of silos with labels and one of silos without, of which one drops out: K are those that are left."""
     names = silo_names(4)
     who = WhoTrains(unlabelled=tuple(names), labelled_alone="in_turn")
-    rounds_ = Rounds(Sgd(learning_rate=1.0), sizes=(2, 3), silos=len(names), kind=kind, who=who)
+    rates = ServerRates(who=who)
+    rounds_ = Rounds(Sgd(learning_rate=1.0), sizes=(2, 3), silos=len(names), kind=kind, rates=rates)
     return [rounds_.next(1), rounds_.next(2, drops={names[1]: "masked input"})]
+
+
+def _falling(kind: type[ManifestSilo]) -> list[Made]:
+    """Rounds 1, 2 and 4 of four."""
+    rates = ServerRates(at_end=0.3, rounds=4)
+    rounds_ = Rounds(OPTIMIZERS["adam"], sizes=(2, 3), silos=3, kind=kind, rates=rates)
+    return [rounds_.next(number) for number in (1, 2, 4)]
 
 
 def _round(made: Made, to_json: Json) -> dict[str, Any]:
     evidence, signed = made.evidence, made.checkable().signed
     assert made.federation.unmask is not None
     return {
-        "takes_turns": made.rule.who.labelled_alone == "in_turn",
+        "takes_turns": made.rule.rates.who.labelled_alone == "in_turn",
+        "rate_at_end": made.rule.rates.at_end,
+        "rounds_of_plan": made.rule.rates.rounds,
         "round": evidence.attempt.round,
         "survivors": list(made.federation.unmask.survivors),
         "optimizer": {"name": type(made.rule.optimizer).__name__.lower(), **asdict(made.rule.optimizer)},

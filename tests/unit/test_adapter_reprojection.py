@@ -330,6 +330,7 @@ def test_the_pairs_are_what_the_vector_consists_of(folder: Path, tmp_path: Path)
         ({'weighting = "lorar"': 'weighting = "fednova"'}, r'"fednova" does not .*products: set it to "size"'),
         ({'server_optimizer = "sgd"': 'server_optimizer = "yogi"'}, r'"yogi" does not .*: set it to "sgd"'),
         ({"server_learning_rate = 1.0": "server_learning_rate = 0.5"}, r"_rate = 0.5 does not .*: set it to 1.0"),
+        ({"server_rate_at_end = 1.0": "server_rate_at_end = 0.5"}, r"_end = 0.5 does not .*: set it to 1.0"),
         ({"momentum = 0.0": "momentum = 0.5"}, r"momentum = 0.5 does not .*: set it to 0.0"),
         ({'step_length = "fixed"': 'step_length = "fedexp"'}, r'"fedexp" does not .*: set it to "fixed"'),
         ({'update = "float32"': 'update = "bfloat16"'}, r'"bfloat16" does not .*: set it to "float32"'),

@@ -32,7 +32,8 @@ from silo_wire.codecs import secure_codec
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import ParameterDtype
 from silo_wire.plans.plan_optimizer import optimizer_of
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.sections.who_trains import WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from tests.support.masked_round import LAYOUT, PLAN, FileFederation, MaskedPlace, t5_deltas
 from tests.support.secagg_federation import FEDERATION, identity_key, silo_names
 
@@ -113,14 +114,14 @@ def test_every_chunk_of_the_coordinators_files_is_made_again(
 
 def test_a_round_without_labels_is_made_again_at_the_rate_of_those_in_its_sum(tmp_path: Path) -> None:
     """Of three of four, one of whom is lost: 3 / 4 of their mean, and none of the rates of other sums."""
-    who = WhoTrains(unlabelled=("*",), labelled_alone="in_turn")
-    place = MaskedPlace.at(tmp_path / "state", {"weighting": "equal"}, who=who)
+    rates = ServerRates(who=WhoTrains(unlabelled=("*",), labelled_alone="in_turn"))
+    place = MaskedPlace.at(tmp_path / "state", {"weighting": "equal"}, rates=rates)
     store, initial = store_of(place), place.models.initial()
     federation, model = next_round(place, store, 2, initial)
     checkable = checkable_from_bytes(store.read(model), FEDERATION)
     assert len(checkable.masked) == 3
-    rule = StepRule(optimizer=optimizer_of(place.section), layout=LAYOUT, model_layout=LAYOUT, who=who)
-    for at_rate, honest in ((rule, True), (replace(rule, who=EVERYBODY), False)):
+    rule = StepRule(optimizer=optimizer_of(place.section), layout=LAYOUT, model_layout=LAYOUT, rates=rates)
+    for at_rate, honest in ((rule, True), (replace(rule, rates=UNCHANGED), False)):
         check = CheckedRound(at_rate, checkable, opened(checkable.evidence, federation.identities, Demands()))
         pieces = Pieces.of(checkable, store.pieces(model, 0))
         if honest:

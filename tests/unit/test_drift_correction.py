@@ -372,6 +372,7 @@ REFUSED: list[tuple[str, dict[str, dict[str, Any]]]] = [
     (r'\[adapters\] train = "reproject" .*"both", "b" or "alternate"', {"adapters": {"rank": 2, "train": "reproject"}}),
     (r'server_optimizer = "adam" .*"sgd"', {"aggregation": {"server_optimizer": "adam"}}),
     (r"momentum = 0\.9 .*set it to 0", {"aggregation": {"momentum": 0.9}}),
+    (r"server_rate_at_end = 0\.5 .*set it to 1", {"aggregation": {"server_rate_at_end": 0.5}}),
     (r'step_length = "fedexp" .*"fixed"', {"aggregation": {"step_length": "fedexp"}}),
     (r"max_delta_norm = 1000 .*set it to 0", {"aggregation": {"max_delta_norm": 1000.0}}),
     (r'\[wire\] model = "bfloat16" .*"float32"', {"wire": {"model": "bfloat16"}}),

@@ -155,6 +155,7 @@ def test_rounds(name, i):
     r = ROUNDS["rounds"][name][i]
     b, a, fp, o = r["before"], r["after"], r["fixed_point"], r["optimizer"]
     o = I.in_its_turn(o, r["takes_turns"], r["round"], r["survivors"])
+    o = I.fallen(o, r["rate_at_end"], r["rounds_of_plan"], r["round"])
     tensors = [[n, [s]] for n, s in r["tensors"]]
 
     def f32(x):

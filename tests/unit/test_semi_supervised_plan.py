@@ -76,6 +76,7 @@ def test_what_is_no_silo_name_is_refused(name: str) -> None:
             for key, value, more, why in (
                 ("aggregation.server_optimizer", "adam", {}, ", which has another length of step"),
                 ("aggregation.server_learning_rate", 0.5, {}, ", where the kind of round says how far"),
+                ("aggregation.server_rate_at_end", 0.5, {}, ", where the kind of round says how far"),
                 ("aggregation.momentum", 0.9, {}, ", where a step would go on with that of other silos"),
                 ("aggregation.reducer", "median", {}, ", whose rounds are not all of silos enough"),
                 ("aggregation.step_length", "fedexp", {}, ", where the kind of round says how far"),

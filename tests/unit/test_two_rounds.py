@@ -13,6 +13,7 @@ from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
 from lorica_coordinator.aggregation.weighting import SiloSummary, weigh
 from lorica_security.identifiers import SiloName
 from silo_wire.plans.sections.who_trains import Alone, WhoTrains
+from silo_wire.plans.server_rates import ServerRates
 from silo_wire.server_step.server_optimizer import FED_AVG, Sgd, at_rate
 from silo_wire.weightings.equal import EQUAL
 from tests.support.coordinator_edges import Workplace, make_plan, stored_vector
@@ -70,7 +71,7 @@ def test_a_round_without_labels_is_applied_by_the_silos_that_are_in_its_sum(tmp_
     bundle = make_plan(tmp_path / "state")
     place = Workplace.at(tmp_path / "state", bundle)
     section = {"weighting": "equal", "momentum": 0.0}
-    aggregator = place.aggregator(section, who=TURNS)
+    aggregator = place.aggregator(section, rates=ServerRates(who=TURNS))
     base = place.models.initial()
     before = stored_vector(place.models, base)
     delta = np.full_like(before, 0.5)

@@ -35,7 +35,7 @@ _LATER_KEYS: Final = {
     "aggregation": frozenset(
         {
             *("step_length", "fairness", "reducer", "trimmed_share", "hostile_silos", "clipping_radius"),
-            "reduction_memory",
+            *("reduction_memory", "server_rate_at_end"),
         }
     ),
     "schedule": frozenset({"cohort_size"}),

@@ -17,6 +17,7 @@ from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
 from silo_wire.plans.sections.task import TaskSection
 from silo_wire.plans.sections.training import TrainingSection
+from silo_wire.plans.server_rates import ServerRates
 from silo_wire.plans.timetable import Timetable
 from silo_wire.weightings.weighting import Told
 
@@ -150,6 +151,15 @@ class PlanValues(Section):
     def weighted(self) -> bool:
         """Whether updates weigh by the loss reduction of their silo."""
         return Number.LOSS_REDUCTION in self.aggregation.weighs.needs
+
+    @property
+    def server_rates(self) -> ServerRates:
+        """By round."""
+        return ServerRates(
+            who=self.semi_supervised.who_trains,
+            at_end=self.aggregation.server_rate_at_end,
+            rounds=self.schedule.rounds,
+        )
 
     @property
     def corrects_drift(self) -> bool:

@@ -27,7 +27,7 @@ from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.training import TrainingSection
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]
 SLAB_BYTES: dict[str, int] = {"cpu": 1 << 20, "cuda": 32 << 20}
@@ -47,8 +47,8 @@ class Aggregator:
     `training` is the plan's; only a weighting that needs optimizer steps looks at it. `update_dtype` is the type of the
     committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a `privacy` of level "silo"
     sums are noised, and what is released of deltas in the clear is entered into `releases`. `turns`, of the plan, say
-    what of the model rests in which round; `reprojected` are its adapters, where the mean is of their products. `who`,
-    of the plan, trains in which round.
+    what of the model rests in which round; `reprojected` are its adapters, where the mean is of their products. `rates`
+    say how much of a mean delta is applied in which round.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Aggregator:
         releases: ReleaseLedger | None = None,
         turns: Turns = NOTHING_RESTS,
         reprojected: Sequence[Pair] = (),
-        who: WhoTrains = EVERYBODY,
+        rates: ServerRates = UNCHANGED,
     ) -> None:
         slab_bytes = SLAB_BYTES[device.type] if slab_bytes is None else slab_bytes
         if slab_bytes < 4 or slab_bytes % 4:
@@ -77,7 +77,7 @@ class Aggregator:
             slab_elements=slab_bytes // torch.float32.itemsize,
             carries=section.carried,
             turns=turns,
-            who=who,
+            rates=rates,
         )
         self.updates = of_updates(
             section,

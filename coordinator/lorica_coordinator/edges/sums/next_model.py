@@ -21,7 +21,7 @@ from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import IntegrityError
 from silo_wire.canonical import Digest
 from silo_wire.plans.adapters import Turns
-from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
+from silo_wire.plans.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
@@ -96,7 +96,7 @@ class NextModel:
     """Makes the models of one plan, on `device`, and stores them in `models`.
 
     `carries` names the vectors that a reducer keeps from round to round, zero at first; they are slots of the state
-    beside the optimizer's. `who` trains in which round says how much of a mean delta is applied.
+    beside the optimizer's. `rates` say how much of a mean delta is applied in which round.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class NextModel:
         slab_elements: int,
         carries: Sequence[str] = (),
         turns: Turns,
-        who: WhoTrains = EVERYBODY,
+        rates: ServerRates = UNCHANGED,
     ) -> None:
         self._models = models
         self._optimizer = optimizer
         self.device = device
         self._turns = turns
-        self._who = who
+        self._rates = rates
         self.slab_elements = slab_elements
         self._fills = {**slots(optimizer), **dict.fromkeys(carries, 0.0)}
 
@@ -125,7 +125,7 @@ class NextModel:
 
     def rate(self, round_number: int, silos: int) -> float:
         """What the mean delta of `silos` silos is multiplied by in this round, beside the optimizer's rate."""
-        return self._who.server_rate(round_number, silos)
+        return self._rates.of(round_number, silos)
 
     def made(self, base: BaseModel, deltas: Deltas, *, round_number: int, silos: int) -> Digest:
         """The model that this round makes of the updates of `silos` silos, stored with its optimizer state. Raises what

@@ -78,6 +78,8 @@ def _unlike_the_server(plan: PlanValues) -> Iterator[Clash]:
         yield "[aggregation] server_optimizer", f'"{aggregation.server_optimizer}"', '"sgd"', reads
     elif aggregation.momentum:
         yield "[aggregation] momentum", f"{aggregation.momentum:g}", "0", reads
+    if aggregation.server_rate_at_end != 1.0:
+        yield "[aggregation] server_rate_at_end", f"{aggregation.server_rate_at_end:g}", "1", reads
     if aggregation.step_length != FIXED.name:
         yield "[aggregation] step_length", f'"{aggregation.step_length}"', f'"{FIXED.name}"', reads
     if aggregation.max_delta_norm:

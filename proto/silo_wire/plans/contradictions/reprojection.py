@@ -46,6 +46,13 @@ def of_reprojection(plan: PlanValues) -> Iterator[str]:
             "1.0",
             after_a_cut,
         ),
+        (
+            server.server_rate_at_end != 1.0,
+            "[aggregation] server_rate_at_end",
+            f"{server.server_rate_at_end:g}",
+            "1.0",
+            after_a_cut,
+        ),
         (server.momentum != 0.0, "[aggregation] momentum", f"{server.momentum:g}", "0.0", after_a_cut),
         (
             server.step_length != "fixed",

@@ -86,6 +86,12 @@ def _of_turns(plan: PlanValues) -> Iterator[str]:
             "server_learning_rate to 1",
         ),
         (
+            aggregation.server_rate_at_end != 1.0,
+            f"[aggregation] server_rate_at_end = {aggregation.server_rate_at_end:g}",
+            "where the kind of round says how far a step goes",
+            "server_rate_at_end to 1",
+        ),
+        (
             sgd and aggregation.momentum > 0,
             f"[aggregation] momentum = {aggregation.momentum:g}",
             "where a step would go on with that of other silos",

@@ -1,5 +1,6 @@
 """`[aggregation]`: how updates become a new model."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from silo_wire.plans.robust import ReducerName, RobustRule, robust_rule
 from silo_wire.plans.sections.numbers import (
     LEAST_DELTA_NORM,
     LEAST_MAX_WEIGHT,
+    LEAST_SERVER_RATE,
     MOST_MAX_WEIGHT,
     MOST_NORM,
     Bound,
@@ -36,6 +38,7 @@ class AggregationSection(Section):
     clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
+    server_rate_at_end: Annotated[float, Field(ge=0.01, le=1)] = 1.0  # of the rate in round 1, what the last round has
     step_length: StepLengthName = "fixed"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
@@ -65,10 +68,19 @@ class AggregationSection(Section):
                 raise ValueError(
                     f"[aggregation] {key} = {value:g} is next to nothing: set 0 for none, or at least {least:g}"
                 )
-        if self.server_optimizer == "sgd" and self.server_learning_rate < LEAST_SGD_RATE:
+        least = LEAST_SGD_RATE if self.server_optimizer == "sgd" else LEAST_SERVER_RATE
+        if self.server_learning_rate < least:
             raise ValueError(
-                f'[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "sgd" '
-                f"leaves the model almost as it was: set at least {LEAST_SGD_RATE:g}"
+                f"[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "
+                f'"{self.server_optimizer}" '
+                f"leaves the model almost as it was: set at least {least:g}"
+            )
+        if (last := self.server_learning_rate * self.server_rate_at_end) < least:
+            enough = math.ceil(1e4 * least / self.server_learning_rate) / 1e4
+            raise ValueError(
+                f"[aggregation] server_rate_at_end = {self.server_rate_at_end:g} brings server_learning_rate to "
+                f'{last:g} in the last round, which with server_optimizer = "{self.server_optimizer}" leaves the model '
+                f"almost as it was: set at least {enough:g}, or 1 for a rate that stays"
             )
         return self
 

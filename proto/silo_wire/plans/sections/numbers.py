@@ -10,7 +10,8 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Rate = Annotated[float, Field(ge=1e-7, le=10, allow_inf_nan=False)]
 """Of local training. Below it a step is lost in float32's rounding, and the silo stands still; above it no model
 learns."""
-ServerRate = Annotated[float, Field(ge=1e-4, le=10, allow_inf_nan=False)]
+LEAST_SERVER_RATE = 1e-4
+ServerRate = Annotated[float, Field(ge=LEAST_SERVER_RATE, le=10, allow_inf_nan=False)]
 """Below it two round models are almost one, and two sums over them almost two sums over one model."""
 Bound = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 """Of what a masked round can express."""

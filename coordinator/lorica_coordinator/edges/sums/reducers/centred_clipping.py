@@ -63,7 +63,8 @@ class CentredClipping(Robust):
             counted = parts(squares.tolist(), self._section.clipping_radius)
             deltas = self._deltas(spools, partial(_step, cohort, counted))
             model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, clipped(cohort, counted), cut=[part < 1.0 for part in counted])
+        rate, cut = self._into.rate(key.round, len(committed)), [part < 1.0 for part in counted]
+        return result_of(model, Outcome.APPLIED, clipped(cohort, counted), rate=rate, cut=cut)
 
 
 def _beside_the_centre(rows: Iterator[Piece], base: BaseModel) -> Iterator[tuple[Piece, Piece]]:

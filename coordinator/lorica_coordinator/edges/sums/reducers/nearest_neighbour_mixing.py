@@ -49,7 +49,7 @@ class NearestNeighbourMixing(Robust):
         with blamed_on_the_longest(committed):
             deltas = self._deltas(spools, step, most_elements=rows.shape[1])
             model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, cohort)
+        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
 
 
 def _step(

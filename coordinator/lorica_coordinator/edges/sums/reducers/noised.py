@@ -78,4 +78,5 @@ class Noised:
         more = self._releases.enter(key, statement, self._privacy)
         with closing(NoisedMeanReader(spools, factors, arithmetic=arithmetic, noise=noise)) as mean:
             model = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(updates))
-        return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), last=not more)
+        rate = self._into.rate(key.round, len(updates))
+        return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), step_length=rate, last=not more)

@@ -121,8 +121,7 @@ class Plain:
         )
         with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        length = cohort.length * self._into.rate(key.round, len(committed))
-        return result_of(model, Outcome.APPLIED, replace(cohort, length=length))
+        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
 
 
 def _step(

@@ -124,9 +124,10 @@ def blamed_on_the_longest(committed: Sequence[CommittedUpdate]) -> Iterator[None
 
 
 def result_of(
-    model: Digest, outcome: Outcome, cohort: CohortWeights, *, cut: Sequence[bool] | None = None
+    model: Digest, outcome: Outcome, cohort: CohortWeights, *, rate: float = 1.0, cut: Sequence[bool] | None = None
 ) -> AggregationResult:
-    """With what each silo counted; `cut`: those that the reducer itself counted less, beside those that a cap bit."""
+    """With what each silo counted; `rate`: of the round, beside the length that follows from deltas; `cut`: those that
+    the reducer itself counted less, beside those that a cap bit."""
     return AggregationResult(
         model=model,
         outcome=outcome,
@@ -135,7 +136,7 @@ def result_of(
             for one, less in zip(cohort.silos, cut or [False] * len(cohort.silos), strict=True)
         ),
         fallback=cohort.fallback,
-        step_length=cohort.length,
+        step_length=cohort.length * rate,
     )
 
 

@@ -46,7 +46,7 @@ class TrimmedMean(Robust):
         deltas = self._deltas(spools_of(self._spools, key, committed), step, most_elements=rows.shape[1])
         with blamed_on_the_longest(committed):
             model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, cohort)
+        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
 
     def _trimmed(self, silos: int) -> int:
         return trimmed_silos(self._section.trimmed_share, silos)
