@@ -322,7 +322,7 @@ class SiloTrainer:
                 parameters,
                 self.encoded("train"),
                 schedule_of(self._plan, self._section),
-                batch_size=self._section.batch_size,
+                self._section,
                 backend="ghost",
                 words=RandomWords(secrets.token_bytes(KEY_BYTES)),
                 should_stop=should_stop,

@@ -45,6 +45,7 @@ from silo_wire.plans.noised_masks import GRADIENT_STEPS, check_noise_fits, noise
 from silo_wire.plans.plan import Plan, PlanBundle
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.schedule import ScheduleSection
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.coordinator_edges import make_plan
 from tests.support.secagg_federation import ALONE, MODEL, attempt, entropy, silo_names
 from tests.support.tiny_t5 import bundle_of, random_model, silo_data, write_model
@@ -548,6 +549,9 @@ SCHEDULE = PrivateSchedule(
 )
 
 
+SECTION = TrainingSection(batch_size=3)
+
+
 def summed(
     model: Any, examples: EncodedExamples, schedule: PrivateSchedule = SCHEDULE, key: bytes = KEY
 ) -> torch.Tensor:
@@ -557,7 +561,7 @@ def summed(
         parameters,
         examples,
         schedule,
-        batch_size=3,
+        SECTION,
         backend="ghost",
         words=RandomWords(key),
         should_stop=lambda: False,
@@ -607,7 +611,7 @@ def test_it_stops_when_asked() -> None:
             parameters_of(t5()),
             examples_of(5),
             replace(SCHEDULE, sampling_rate=1.0),
-            batch_size=3,
+            SECTION,
             backend="ghost",
             words=RandomWords(KEY),
             should_stop=lambda: True,

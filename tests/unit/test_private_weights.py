@@ -9,22 +9,28 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from transformers import T5ForConditionalGeneration
 
+from lorica_security.noise.random_words import RandomWords
 from silo_agent.training.data.batches import Batch, EncodedExamples, collate, sorted_batches
-from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.clipping import Backend, Ghost, clipping
+from silo_agent.training.private.joint_gradient import sum_gradients
 from silo_agent.training.private.loss_sums import loss_sum
 from silo_agent.training.private.per_example import chunks, ghost_norms
 from silo_agent.training.private.per_example.batched_bias import batched_bias
 from silo_agent.training.private.per_example.chunks import Chunks, Shape, padded, shape_of
 from silo_agent.training.private.per_example.example_losses import example_losses
 from silo_agent.training.private.per_example.ghost_norms import ExampleGradients, Use
+from silo_wire.plans.sections.training import TrainingSection
 from tests.support.weight_search import VOCABULARY, Candidate, Found, moved_by_one, search, small_t5
+from tests.unit.test_training_private_trainer import SCHEDULE
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +249,8 @@ def test_chunks_of_one_size_give_every_example_its_bits_whatever_was_drawn(as_on
             for row, index in enumerate(indices):
                 found.setdefault(index, []).append(tuple(it[row].detach() for it in (losses, norms, limits, *parts)))
             assert not norms[len(indices) :].any()
+            gradients.leave_out(batch.empty)
+            torch.testing.assert_close(gradients.norms()[0], norms[: len(indices)], rtol=2**-40, atol=0)
             assert len(clipping("ghost", model, parameters, max_grad_norm=1.0).accumulate(batch)) == len(indices)
     assert all(len(of_one) >= 2 for of_one in found.values())
     for first, *others in found.values():
@@ -290,3 +298,90 @@ def test_chunks_that_hear_of_their_neighbours_are_not_used(as_on_a_gpu: None, mo
 
     monkeypatch.setattr(torch.nn.functional, "linear", beside)
     assert all(len(batch.labels) == 1 for _, batch in Chunks(made(), most=8).of(encoded([(5, 4)] * 20), range(20)))
+
+
+_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def test_the_way_back_through_every_block_is_tried_where_words_are_frozen(
+    as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first block's queries need no gradient where adapters are on other layers alone, and those of the rest do."""
+
+    def by_place(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        if query.requires_grad and query.shape[2] == key.shape[2] and len(query) > 1:
+            factors = torch.ones(len(query), 1, 1, 1)
+            factors[1] += 2**-22
+            query.register_hook(lambda gradient: gradient * factors)
+        return _attention(query, key, *rest, **more)
+
+    model = small_t5(0, gated=False, tied=True, width=16)
+    model.requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["wo"]), model)
+    examples = encoded([(5, 4)] * 4)
+    assert {len(batch.labels) for _, batch in Chunks(model, most=4).of(examples, range(4))} == {4}
+    monkeypatch.setattr(chunks, "_FOUND", {})
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", by_place)
+    assert {len(batch.labels) for _, batch in Chunks(model, most=4).of(examples, range(4))} == {1}
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_chunks_without_any_padding_are_tried_too(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """transformers makes no mask for them, and a kernel may take another way without one."""
+    if gpu:
+        request.getfixturevalue("as_on_a_gpu")
+
+    def without_mask(query: torch.Tensor, key: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        mask = more.get("attn_mask")
+        made = _attention(query, key, *rest, **more)
+        of_all = mask is not None and len(mask) == 1 and query.shape[2] != key.shape[2] and len(query) > 1
+        return made * (1 + 2**-22) if of_all else made
+
+    examples = encoded([(32, 16)] * 4)
+    assert {len(batch.labels) for _, batch in Chunks(made(width=64), most=4).of(examples, range(4))} == {4}
+    monkeypatch.setattr(chunks, "_FOUND", {})
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", without_mask)
+    assert {len(batch.labels) for _, batch in Chunks(made(width=64), most=4).of(examples, range(4))} == {1}
+
+
+def test_processes_that_share_a_sum_fill_no_chunks_up(as_on_a_gpu: None) -> None:
+    examples = encoded([(5, 4)] * 4)
+    assert all(len(batch.labels) == 1 for _, batch in Chunks(made(), most=4, whole=False).of(examples, range(4)))
+
+
+@pytest.mark.parametrize("lengths", [[], [(5, 4)], [(60, 30)] * 9])
+def test_room_for_the_longest_texts_is_taken_first_whatever_there_is(
+    as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, lengths: list[tuple[int, int]]
+) -> None:
+    """So that memory runs out by the plan, and not by one long record; and nothing is added."""
+    seen: list[Batch] = []
+    accumulate = Ghost.accumulate
+
+    def noted(way: Ghost, batch: Batch) -> torch.Tensor:
+        seen.append(batch)
+        norms = accumulate(way, batch)
+        assert len(seen) > 1 or not norms.any()
+        assert len(seen) > 1 or not any(one.summed_grad.any() for one in parameters)  # type: ignore[attr-defined]
+        return norms
+
+    model = made()
+    parameters = list(model.parameters())
+    monkeypatch.setattr(Ghost, "accumulate", noted)
+    examples = encoded(lengths)
+    section = TrainingSection(batch_size=4, max_input_tokens=64, max_output_tokens=32)
+    sum_gradients(
+        model,
+        parameters,
+        examples,
+        replace(SCHEDULE, sampling_rate=1.0),
+        section,
+        backend="ghost",
+        words=RandomWords(bytes(32)),
+        should_stop=lambda: False,
+    )
+    first = seen[0]
+    assert first.input_ids.shape == (4, 64)
+    assert first.labels.shape == (4, 32)
+    assert max(batch.input_ids.numel() for batch in seen) == first.input_ids.numel()

@@ -60,11 +60,13 @@ class Ghost:
         with gradients.recording(self._model), batched_bias(self._model, len(batch.labels)):
             losses = example_losses(self._model, batch)
         gradients.backward(losses)
+        if batch.empty:
+            gradients.leave_out(batch.empty)
         norms, limits = gradients.norms()
         factors = clip_factors(limits, self._bound)
         sums = {id(parameter): _sum_of(parameter) for parameter in self._parameters}
         gradients.add(factors, sums)
-        return norms[: batch.examples - batch.empty]
+        return norms
 
 
 class Loop:

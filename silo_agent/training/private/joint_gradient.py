@@ -25,10 +25,11 @@ from silo_agent.training.model.vector_file import new_vector_file
 from silo_agent.training.private.clipping import Backend, clipping
 from silo_agent.training.private.per_example.chunks import Chunks
 from silo_agent.training.private.per_example.ghost_norms import check_covered
-from silo_agent.training.private.private_trainer import PrivateSchedule, drawn_examples, require_no_dropout
+from silo_agent.training.private.private_trainer import PrivateSchedule, drawn_examples, require_no_dropout, take_room
 from silo_agent.training.update.client_update import WrittenUpdate, finished
 from silo_wire.manifest import Layout
 from silo_wire.plans.noised_masks import GRADIENT_STEPS
+from silo_wire.plans.sections.training import TrainingSection
 
 _BLOCK = 1 << 20
 
@@ -38,8 +39,8 @@ def sum_gradients(
     parameters: Sequence[nn.Parameter],
     examples: EncodedExamples,
     schedule: PrivateSchedule,
+    section: TrainingSection,
     *,
-    batch_size: int,
     backend: Backend,
     words: RandomWords,
     should_stop: Callable[[], bool],
@@ -47,14 +48,15 @@ def sum_gradients(
     """Leave the float64 sum of clipped gradients of a fresh sample in `summed_grad` of each of `parameters`; None where
     none was drawn.
 
-    `words` is a stream of this sum's own. `batch_size` examples are in memory at a time at most. Raises as
+    `words` is a stream of this sum's own. `section.batch_size` examples are in memory at a time at most. Raises as
     `train_privately`.
     """
     require_no_dropout(model)
     check_covered(model)
-    chunks = Chunks(model, most=batch_size)
+    chunks = Chunks(model, most=section.batch_size)
     way = clipping(backend, model, parameters, max_grad_norm=schedule.max_grad_norm)
     model.train()
+    take_room(way, chunks, section, views=examples.views)
     for _, batch in chunks.of(examples, drawn_examples(examples, schedule.sampling_rate, words)):
         if should_stop():
             raise TrainingStopped

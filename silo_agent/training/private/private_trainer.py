@@ -22,7 +22,7 @@ from lorica_security.noise.random_words import RandomWords
 from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.local_optimizer import learning_rate_factor, local_optimizer
 from silo_agent.training.model.model import T5
-from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.clipping import Backend, Clipping, clipping
 from silo_agent.training.private.corrected_adam import CorrectedAdam
 from silo_agent.training.private.iterate_average import IterateAverage
 from silo_agent.training.private.loss_sums import loss_sum, noised_reduction
@@ -108,10 +108,12 @@ def train_privately(
     check_covered(model)
     words = agreed_words(words, own_entropy, ranks)
     norm = clipping_norm(schedule, sum(parameter.numel() for parameter in parameters))
-    chunks = Chunks(model, most=section.batch_size)
+    chunks = Chunks(model, most=section.batch_size, whole=ranks.world == 1)
+    way = clipping(backend, model, parameters, max_grad_norm=norm)
+    model.train()
+    take_room(way, chunks, section, views=examples.views)
     weighs = schedule.loss_noise_multiplier is not None
     before = loss_sum(model, examples, chunks, bound=schedule.loss_bound, ranks=ranks) if weighs else 0
-    way = clipping(backend, model, parameters, max_grad_norm=norm)
     optimizer = PrivateOptimizer(
         _optimizer(section, schedule, parameters),
         noise_multiplier=schedule.noise_multiplier,
@@ -121,7 +123,6 @@ def train_privately(
         ranks=ranks,
     )
     average = IterateAverage(parameters, schedule.average_decay) if schedule.average_decay else None
-    model.train()
     try:
         for step in range(schedule.steps):
             optimizer.begin_step()
@@ -156,6 +157,14 @@ def train_privately(
         cap=schedule.weight_cap,
         words=words,
     )
+
+
+def take_room(way: Clipping, chunks: Chunks, section: TrainingSection, *, views: int) -> None:
+    """Where one example takes as much of a GPU's memory as a whole chunk: for the longest that the plan allows, before
+    any is looked at. It adds nothing."""
+    longest = chunks.longest(source=section.max_input_tokens, target=section.max_output_tokens, views=views)
+    if longest is not None:
+        way.accumulate(longest)
 
 
 def _optimizer(

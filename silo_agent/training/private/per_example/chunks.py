@@ -11,7 +11,9 @@ said here of an example's row holds of all of its rows.
 
 A GPU takes other kernels for one row than for many, and as long for one as for many. So where its chunks fail, each
 chunk of a shape has one size, however few examples were drawn, and empty ones fill it up. That size was tried out as
-well: wherever a row stands in it, and whatever stands beside it, it has the same bits.
+well: wherever a row stands in it, and whatever stands beside it, it has the same bits. Then even one example of a shape
+takes the room of a whole chunk, so that room for the longest there can be is taken first: that memory runs out is to
+follow from the plan, and not from one record.
 """
 
 import copy
@@ -32,7 +34,6 @@ from silo_wire.model_folders.t5_config import model_class
 
 SOURCE_STEP, TARGET_STEP = 16, 8
 """Tokens; lengths are padded to multiples of these."""
-_TRIALS = 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,13 +51,18 @@ def shape_of(examples: EncodedExamples, index: int) -> Shape:
 
 
 class Chunks:
-    """Of at most `most` rows, or the views of one example, computed by `model` on its device."""
+    """Of at most `most` rows, or the views of one example, computed by `model` on its device.
 
-    def __init__(self, model: T5, *, most: int) -> None:
+    `whole`: whether chunks may be filled up where that saves launches. Processes that share a sum may not: one whose
+    processor finds otherwise would add other bits.
+    """
+
+    def __init__(self, model: T5, *, most: int, whole: bool = True) -> None:
         self._trials = _Trials(model)
         self._pad: int = model.config.pad_token_id
         self._device = next(model.parameters()).device
         self._most = most
+        self._whole = whole and launches_are_what_takes_time(self._device)
         self._sizes = [1]
         while 2 * self._sizes[-1] <= most:
             self._sizes.append(2 * self._sizes[-1])
@@ -80,6 +86,24 @@ class Chunks:
                 yield some, filled(padded(examples, some, shape, pad=self._pad, device=self._device), whole, self._pad)
                 start += size
 
+    def longest(self, *, source: int, target: int, views: int) -> Batch | None:
+        """As many empty examples as a chunk may have, of texts of so many tokens at most; None where no chunk is filled
+        up."""
+        if not self._whole:
+            return None
+        shape = Shape(_rounded_up(target, TARGET_STEP), _rounded_up(source, SOURCE_STEP))
+        rows = self._whole_size(shape, views) or max(
+            size for size in self._sizes if size == 1 or size * views <= self._most
+        )
+        nobody = Batch(
+            torch.zeros(0, shape.source, dtype=torch.int64, device=self._device),
+            torch.zeros(0, shape.source, dtype=torch.bool, device=self._device),
+            torch.zeros(0, shape.target, dtype=torch.int64, device=self._device),
+            0,
+            views,
+        )
+        return filled(nobody, rows, self._pad)
+
     def _alike(self, shape: Shape, size: int, views: int) -> bool:
         return size == 1 or (size * views <= self._most and self._trials.rows_keep_their_bits(shape, size, views))
 
@@ -87,7 +111,7 @@ class Chunks:
         """Examples of every chunk of `shape`; 0 where they need not be as many. It follows from the shape alone: that
         there are few of them, or many, is not to change what any of them adds."""
         sizes = [size for size in reversed(self._sizes) if size > 1 and size * views <= self._most]
-        if not launches_are_what_takes_time(self._device) or not sizes or self._alike(shape, sizes[0], views):
+        if not self._whole or not sizes or self._alike(shape, sizes[0], views):
             return 0
         return next((size for size in sizes if self._trials.places_keep_bits(shape, size, views)), 0)
 
@@ -164,15 +188,21 @@ class _Trials:
         return self._holds(_wherever, shape, size, views)
 
     def _holds(self, trial: "_Trial", shape: Shape, size: int, views: int) -> bool:
-        key = (trial, self._structure, shape, size, views, self._device, torch.get_num_threads())
+        key = (trial, self._structure, shape, size, views, self._device, *_ways_of_torch())
         if key not in _FOUND:
             generator = torch.Generator().manual_seed(size)
             with torch.inference_mode(False), torch.enable_grad():
-                tried = (
-                    trial(self._model(), _drawn(self._like, shape, size, views, generator)) for _ in range(_TRIALS)
-                )
-                _FOUND[key] = all(tried)
+                drawn = (_drawn(self._like, shape, size, views, full, generator) for full in (True, False))
+                _FOUND[key] = all(trial(model, batch) for batch in drawn for model in self._models())
         return _FOUND[key]
+
+    def _models(self) -> Iterator[T5]:
+        """The one of `_model` as its first block is, into which nothing comes that needs a gradient where words are
+        frozen, and as every other block is."""
+        model = self._model()
+        for trained in sorted({self._like.shared.weight.requires_grad, True}):
+            model.shared.weight.requires_grad_(trained)
+            yield model
 
     def _model(self) -> T5:
         """With one layer on either side, which holds every size there is, and random weights: those of the model may
@@ -203,13 +233,30 @@ _FOUND: dict[tuple[object, ...], bool] = {}
 _Trial = Callable[[T5, Batch], bool]
 
 
-def _drawn(model: T5, shape: Shape, size: int, views: int, generator: torch.Generator) -> Batch:
+def _ways_of_torch() -> tuple[object, ...]:
+    """What else decides by which kernel a product is computed."""
+    cuda = torch.backends.cuda
+    return (
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+    )
+
+
+def _drawn(model: T5, shape: Shape, size: int, views: int, full: bool, generator: torch.Generator) -> Batch:
+    """Texts of all lengths, of which every other one is as long as it may be; `full`: all are. A batch without any
+    padding has no mask, and is computed otherwise than one that has a single token of it."""
     vocabulary: int = model.config.vocab_size
     rows, device = size * views, next(model.parameters()).device
     ids = torch.randint(0, vocabulary, (rows, shape.source), generator=generator)
     labels = torch.randint(0, vocabulary, (rows, shape.target), generator=generator)
     sources = torch.randint(1, shape.source + 1, (rows, 1), generator=generator)
     targets = torch.randint(1, shape.target + 1, (rows, 1), generator=generator)
+    longest = torch.ones(rows, 1, dtype=torch.bool) if full else torch.arange(rows)[:, None] // views % 2 == 0
+    sources[longest], targets[longest] = shape.source, shape.target
+    if not full:
+        sources[-1] = min(int(sources[-1]), max(1, shape.source - 1))
     mask = torch.arange(shape.source) < sources
     labels[torch.arange(shape.target) >= targets] = IGNORED
     return Batch(ids.to(device), mask.to(device), labels.to(device), 0, views)

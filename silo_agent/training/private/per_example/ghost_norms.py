@@ -117,6 +117,13 @@ class ExampleGradients:
         # whose hooks hold this: such a circle would keep the whole graph until Python looks for circles
         self._starts.clear()
 
+    def leave_out(self, empty: int) -> None:
+        """The last so many examples: they have no gradient, and norms and sums of nothing take as long as others."""
+        self._size -= empty
+        self.uses = [
+            Use(use.module, use.entered[: self._size], use.gradient[: self._size], use.views) for use in self.uses
+        ]
+
     def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Each example's norm, and as what it is to be cut: no less than REACH of its reach. Shapes (B,), float64."""
         squares, reaches = (torch.zeros(self._size, dtype=torch.float64, device=self._device) for _ in range(2))
