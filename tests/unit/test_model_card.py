@@ -153,3 +153,9 @@ def test_attack_text_of_others_in_a_card(begins: str, parts: list[str]) -> None:
     (line,) = [line for line in text.splitlines() if line.startswith("| begun from")]
     assert line.replace("\\\\", "").replace("\\|", "").count("|") == 3
     assert "<b>" not in line.replace("\\<", "")
+
+
+def test_a_server_rate_that_falls_is_told_with_where_it_ends() -> None:
+    falling = with_("aggregation", server_learning_rate=0.5, server_rate_at_end=0.2)
+    assert "| server optimizer | sgd, learning rate 0.5, 0.1 in the last round |" in card_of(falling)[0]
+    assert "| server optimizer | sgd, learning rate 1 |" in card_of(BUNDLE)[0]

@@ -59,10 +59,7 @@ def model_card(bundle: PlanBundle, model: Digest, round_number: int, made: Made 
         ("parameters", f"{bundle.whole_layout.parameters:,}{_adapters(bundle)}"),
         ("weighting", plan.aggregation.weighting),
         ("reducer", plan.aggregation.reducer),
-        (
-            "server optimizer",
-            f"{plan.aggregation.server_optimizer}, learning rate {plan.aggregation.server_learning_rate:g}",
-        ),
+        ("server optimizer", f"{plan.aggregation.server_optimizer}, learning rate {_server_rate(plan)}"),
         ("updates", _covered(plan)),
         *([(f"{plan.task.score_label} (MicroAvg)", _score(made))] if made else []),
     ]
@@ -177,6 +174,11 @@ def _score(made: Made | None) -> str:
 def _cell(text: str) -> str:
     """Of a table: text of others neither ends it nor marks anything up."""
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
+
+
+def _server_rate(plan: Plan) -> str:
+    first, at_end = plan.aggregation.server_learning_rate, plan.aggregation.server_rate_at_end
+    return f"{first:g}" if at_end == 1.0 else f"{first:g}, {first * at_end:g} in the last round"
 
 
 def _covered(plan: Plan) -> str:
