@@ -59,8 +59,8 @@ TAIL = "sum of weights"
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
     """What a plan says of the server's step. `nominal_silos`, under silo-level privacy, divides a sum instead of its
-    weights, `turns` say what of the model a round leaves as it is, and `rates` how much of a mean delta it
-    applies."""
+    weights, `turns` say what of the model a round leaves as it is, and `rates` what the
+    optimizer's rate is multiplied by in it."""
 
     optimizer: ServerOptimizer
     layout: Layout

@@ -188,12 +188,6 @@ def _server(plan: Plan) -> Iterator[str]:
     yield from _outside(
         f"[aggregation] server_learning_rate of {optimizer}", server.server_learning_rate, USUAL_SERVER_RATES[optimizer]
     )
-    if server.server_rate_at_end != 1.0:
-        yield from _outside(
-            f"[aggregation] server_learning_rate of {optimizer}, in the last round",
-            server.server_learning_rate * server.server_rate_at_end,
-            USUAL_SERVER_RATES[optimizer],
-        )
     if optimizer == "sgd":
         yield from _outside("[aggregation] momentum", server.momentum, (0.0, 0.95))
     else:

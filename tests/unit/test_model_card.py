@@ -157,5 +157,5 @@ def test_attack_text_of_others_in_a_card(begins: str, parts: list[str]) -> None:
 
 def test_a_server_rate_that_falls_is_told_with_where_it_ends() -> None:
     falling = with_("aggregation", server_learning_rate=0.5, server_rate_at_end=0.2)
-    assert "| server optimizer | sgd, learning rate 0.5, 0.1 in the last round |" in card_of(falling)[0]
+    assert "| server optimizer | sgd, learning rate 0.5, falling to 0.1 in round 3 |" in card_of(falling)[0]
     assert "| server optimizer | sgd, learning rate 1 |" in card_of(BUNDLE)[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +20,11 @@ from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.plan_optimizer import optimizer_of
+from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.who_trains import WhoTrains
 from silo_wire.plans.server_rates import UNCHANGED, ServerRates
+from silo_wire.server_step.apply_mean import apply_mean
+from silo_wire.server_step.server_optimizer import slots
 from tests.support.coordinator_edges import Workplace, make_plan, stored_vector
 from tests.support.federation_peer import small_bundle
 from tests.support.masked_round import LAYOUT, MaskedPlace
@@ -41,7 +45,6 @@ def test_it_never_rises_and_is_never_below_its_end(at_end: float, rounds: int, d
     assert rates.of(1, 3) == 1.0
     assert 1.0 >= rates.of(earlier, 3) >= rates.of(later, 3) >= at_end * (1 - 2**-40)
     assert rates.of(rounds, 3) == pytest.approx(at_end if rounds > 1 else 1.0)
-    assert rates.of(rounds + 1, 3) == rates.of(rounds, 3), "a plan has no such round"
 
 
 def test_rounds_without_labels_have_the_part_of_both() -> None:
@@ -65,17 +68,49 @@ def test_a_plan_says_it(tmp_path: Path) -> None:
         ({"server_rate_at_end": 1.5}, "server_rate_at_end"),
         (
             {"server_rate_at_end": 0.05, "server_learning_rate": 0.1},
-            r"brings server_learning_rate to 0.005 in the last round, .* set at least 0.1, or 1 for a rate that stays",
+            r"\"sgd\" to 0.005 in the last round, .* almost as it was: set at least 0.1, or a higher server_learning_rate",
         ),
         (
             {"server_rate_at_end": 0.01, "server_learning_rate": 0.003, "server_optimizer": "adam"},
-            r"to 3e-05 in the last round, .*\"adam\" leaves the model almost as it was: set at least 0.0334",
+            r"\"adam\" to 3e-05 in the last round, .* almost as it was: set at least 0.0334",
         ),
+        (
+            {"server_learning_rate": 1e-3, "server_optimizer": "adam", "tau": 0.5},
+            r'server_learning_rate = 0.001 of server_optimizer = "adam" leaves .* set at least 0.005',
+        ),
+        ({"server_learning_rate": 0.01, "server_optimizer": "yogi", "tau": 1.0}, "set at least 0.2"),
+        ({"server_learning_rate": 0.01, "server_optimizer": "adagrad", "tau": 1.0}, "set at least 0.02"),
     ],
 )
 def test_what_would_leave_the_model_as_it_was_is_refused(aggregation: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         small_bundle(aggregation=aggregation)
+
+
+def test_a_plan_of_one_round_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"server_rate_at_end = 0.5 does not go with \[schedule\] rounds = 1, whose"):
+        small_bundle(aggregation={"server_rate_at_end": 0.5}, schedule={"rounds": 1, "min_silos": 1})
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("tau", [1e-8, 1e-3, 0.5])
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+def test_at_the_least_rate_a_first_step_is_a_hundredth_of_a_small_delta(name: str, tau: float, beta1: float) -> None:
+    rest = {"server_optimizer": name, "tau": tau, "beta1": beta1, "momentum": 0.0}
+    low, high = 1e-5, 1.0
+    while high / low > 1.0001:
+        middle = (low * high) ** 0.5
+        try:
+            AggregationSection.model_validate({**rest, "server_learning_rate": middle})
+        except ValueError:
+            low = middle
+        else:
+            high = middle
+    optimizer = optimizer_of(AggregationSection.model_validate({**rest, "server_learning_rate": high}))
+    delta = 1e-9
+    model, state = torch.zeros(1), {slot: torch.full((1,), fill) for slot, fill in slots(optimizer).items()}
+    apply_mean(model, torch.tensor([delta]), optimizer, state, step_number=1, scratch=torch.empty(1))
+    assert float(model) >= 0.0099 * delta
 
 
 def test_the_remedy_that_it_names_is_one() -> None:

@@ -29,6 +29,9 @@ BESIDE: Final[Mapping[str, Sections]] = {
     "the same with `min_confidence` above 0": {**_MASKED, "semi_supervised": {"min_confidence": 0.5}},
     'the same with `filter` other than `"none"`': {**_MASKED, "semi_supervised": {"filter": "executes"}},
     "`aggregation.momentum` above 0, another server optimizer": {"aggregation": {"momentum": 0.9}},
+    "`aggregation.server_learning_rate` or `server_rate_at_end` other than 1": {
+        "aggregation": {"server_rate_at_end": 0.5}
+    },
     "a robust reducer": {"aggregation": {"reducer": "median"}},
     "FedExP": {"aggregation": {"step_length": "fedexp"}},
     "drift corrections": {

@@ -1,5 +1,5 @@
 """What the server's learning rate is multiplied by, round by round: the one rule of the coordinator, and of silos that
-make a chunk of its model again."""
+make a chunk of its model again. It follows a round's number, whether or not rounds before it made a model."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,7 @@ from silo_wire.plans.sections.who_trains import EVERYBODY, WhoTrains
 class ServerRates:
     """Of a plan of `rounds` rounds, over which the rate falls in a straight line to the part `at_end` of itself.
 
-    `who` trains in a round says how much of a mean delta is applied.
+    `who` trains in a round has a part in it as well.
     """
 
     who: WhoTrains = EVERYBODY
@@ -24,9 +24,9 @@ class ServerRates:
 
     def fallen_to(self, round_number: int) -> float:
         """1 in the first round, `at_end` in the last."""
-        if self.at_end == 1.0 or self.rounds == 1:
+        if self.rounds == 1:
             return 1.0
-        return 1.0 - (1.0 - self.at_end) * ((min(round_number, self.rounds) - 1) / (self.rounds - 1))
+        return 1.0 - (1.0 - self.at_end) * ((round_number - 1) / (self.rounds - 1))
 
 
 UNCHANGED: Final = ServerRates()

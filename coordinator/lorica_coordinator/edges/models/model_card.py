@@ -177,8 +177,8 @@ def _cell(text: str) -> str:
 
 
 def _server_rate(plan: Plan) -> str:
-    first, at_end = plan.aggregation.server_learning_rate, plan.aggregation.server_rate_at_end
-    return f"{first:g}" if at_end == 1.0 else f"{first:g}, {first * at_end:g} in the last round"
+    first, last = plan.aggregation.server_learning_rate, plan.aggregation.last_server_rate
+    return f"{first:g}" if first == last else f"{first:g}, falling to {last:g} in round {plan.schedule.rounds}"
 
 
 def _covered(plan: Plan) -> str:

@@ -48,7 +48,7 @@ class Aggregator:
     committed deltas, `slab_bytes` the size of a slab in float32, a multiple of 4. Under a `privacy` of level "silo"
     sums are noised, and what is released of deltas in the clear is entered into `releases`. `turns`, of the plan, say
     what of the model rests in which round; `reprojected` are its adapters, where the mean is of their products. `rates`
-    say how much of a mean delta is applied in which round.
+    multiply the server's, round by round.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class NextModel:
     """Makes the models of one plan, on `device`, and stores them in `models`.
 
     `carries` names the vectors that a reducer keeps from round to round, zero at first; they are slots of the state
-    beside the optimizer's. `rates` say how much of a mean delta is applied in which round.
+    beside the optimizer's. `rates` multiply the optimizer's, round by round.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class NextModel:
         return BaseModel(self._models.master(model, state), state, self._fills)
 
     def rate(self, round_number: int, silos: int) -> float:
-        """What the mean delta of `silos` silos is multiplied by in this round, beside the optimizer's rate."""
+        """What the optimizer's rate is multiplied by in this round, whose sum is of `silos` silos."""
         return self._rates.of(round_number, silos)
 
     def made(self, base: BaseModel, deltas: Deltas, *, round_number: int, silos: int) -> Digest:

@@ -162,6 +162,11 @@ def _of_the_weighting(plan: PlanValues) -> Iterator[str]:
             f"serves worst would be nearly all of the sum; set at most {MOST_MASKED_FAIRNESS:g}, or turn "
             "secure_aggregation off"
         )
+    if (at_end := plan.aggregation.server_rate_at_end) != 1.0 and plan.schedule.rounds == 1:
+        yield (
+            f"[aggregation] server_rate_at_end = {at_end:g} does not go with [schedule] rounds = 1, whose round is the "
+            "first: set it to 1, or more rounds"
+        )
     if (memory := plan.aggregation.reduction_memory) and not plan.weighted:
         yield (
             f'[aggregation] reduction_memory = {memory:g} does not go with weighting = "{weighting.name}", which needs '

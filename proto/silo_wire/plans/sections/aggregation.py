@@ -38,7 +38,7 @@ class AggregationSection(Section):
     clipping_radius: Annotated[float, Field(ge=0, le=MOST_NORM)] = 0.0  # of centred_clipping: L2 norm
     server_optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     server_learning_rate: ServerRate = 1.0
-    server_rate_at_end: Annotated[float, Field(ge=0.01, le=1)] = 1.0  # of the rate in round 1, what the last round has
+    server_rate_at_end: Annotated[float, Field(ge=0.01, le=1, allow_inf_nan=False)] = 1.0  # what is left
     step_length: StepLengthName = "fixed"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta1: Annotated[float, Field(ge=0, le=0.99)] = 0.9
@@ -68,21 +68,31 @@ class AggregationSection(Section):
                 raise ValueError(
                     f"[aggregation] {key} = {value:g} is next to nothing: set 0 for none, or at least {least:g}"
                 )
-        least = LEAST_SGD_RATE if self.server_optimizer == "sgd" else LEAST_SERVER_RATE
+        least, to = self._least_server_rate, f'of server_optimizer = "{self.server_optimizer}"'
         if self.server_learning_rate < least:
             raise ValueError(
-                f"[aggregation] server_learning_rate = {self.server_learning_rate:g} of server_optimizer = "
-                f'"{self.server_optimizer}" '
-                f"leaves the model almost as it was: set at least {least:g}"
+                f"[aggregation] server_learning_rate = {self.server_learning_rate:g} {to} leaves the model almost as "
+                f"it was: set at least {least:g}"
             )
-        if (last := self.server_learning_rate * self.server_rate_at_end) < least:
+        if self.last_server_rate < least:
             enough = math.ceil(1e4 * least / self.server_learning_rate) / 1e4
             raise ValueError(
-                f"[aggregation] server_rate_at_end = {self.server_rate_at_end:g} brings server_learning_rate to "
-                f'{last:g} in the last round, which with server_optimizer = "{self.server_optimizer}" leaves the model '
-                f"almost as it was: set at least {enough:g}, or 1 for a rate that stays"
+                f"[aggregation] server_rate_at_end = {self.server_rate_at_end:g} brings server_learning_rate {to} to "
+                f"{self.last_server_rate:g} in the last round, which leaves the model almost as it was: set at least "
+                f"{enough:g}, or a higher server_learning_rate"
             )
         return self
+
+    @property
+    def last_server_rate(self) -> float:
+        """Of the plan's last round."""
+        return self.server_learning_rate * self.server_rate_at_end
+
+    @property
+    def _least_server_rate(self) -> float:
+        """With less, a step by a delta that is small beside tau is less than a hundredth of it, in a first round."""
+        in_tau = {"sgd": 0.0, "adam": 1.0, "adagrad": 2.0, "yogi": 2.0 / (1.0 - self.beta1)}[self.server_optimizer]
+        return max(LEAST_SERVER_RATE, LEAST_SGD_RATE * self.tau * in_tau) if in_tau else LEAST_SGD_RATE
 
     @property
     def weighs(self) -> Weighting:
