@@ -43,7 +43,8 @@ from silo_wire.checkable_round import CheckableRound, FalseChunk, Pieces, Proof
 from silo_wire.manifest import Layout, Manifest, masked_layout
 from silo_wire.plans.adapters import NOTHING_RESTS, Turns
 from silo_wire.plans.plan import PlanBundle
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates, optimizer_of
+from silo_wire.plans.plan_optimizer import optimizer_of
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16

@@ -20,8 +20,8 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import Dtype, Layout, manifest_of
 from silo_wire.messages import RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.plan import PlanBundle
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from tests.support import int8_by_hand
 
 FEDERATION = "health-net"

@@ -32,7 +32,7 @@ from silo_wire.checkable_round import CheckableRound, Pieces, StateManifests
 from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.plans.adapters import NOTHING_RESTS, Turns
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16

@@ -40,8 +40,8 @@ from silo_wire.codecs.secure_journals_codec import coordinator_event_to_bytes
 from silo_wire.manifest import Layout, Manifest, ParameterDtype, TensorSpec, manifest_of, masked_layout
 from silo_wire.messages import MaskedHeader, RoundKey, TrainingSummary, UpdateHeader
 from silo_wire.plans.masked_ranges import plan_ranges
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from tests.support.coordinator_edges import Vector, chunk_of, round_key, summary, update_header
 from tests.support.secagg_federation import ALONE, FEDERATION, Federation, Silo, encoded, entropy, party, silo_names
 

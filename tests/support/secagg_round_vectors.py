@@ -18,7 +18,7 @@ from lorica_security.secure_aggregation.model_evidence.evidence import ModelStat
 from lorica_security.secure_aggregation.model_evidence.verdicts import part_of, signed_verdict
 from lorica_security.secure_aggregation.parameters import NoiseTerms, Terms
 from silo_wire.plans.noised_masks import GRADIENT_STEPS
-from silo_wire.plans.plan_optimizer import ServerRates
+from silo_wire.plans.sections.server_rates import ServerRates
 from silo_wire.plans.sections.who_trains import WhoTrains
 from silo_wire.server_step.server_optimizer import Sgd
 from tests.support.evidence import OPTIMIZERS, Made, ManifestSilo, Rounds, Vectors, bits_of

@@ -31,7 +31,8 @@ from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.codecs import secure_codec
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.manifest import ParameterDtype
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates, optimizer_of
+from silo_wire.plans.plan_optimizer import optimizer_of
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.plans.sections.who_trains import WhoTrains
 from tests.support.masked_round import LAYOUT, PLAN, FileFederation, MaskedPlace, t5_deltas
 from tests.support.secagg_federation import FEDERATION, identity_key, silo_names

@@ -19,8 +19,9 @@ from silo_wire.checkable_round import FalseChunk, Pieces
 from silo_wire.checked_chunk import CheckedRound, StepRule
 from silo_wire.codecs.evidence_codec import checkable_from_bytes
 from silo_wire.plans.plan import Plan
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates, optimizer_of
+from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.plans.sections.who_trains import WhoTrains
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.server_optimizer import slots

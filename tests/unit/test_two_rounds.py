@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lorica_coordinator.aggregation.round_arithmetic import aggregate_slab
 from lorica_coordinator.aggregation.weighting import SiloSummary, weigh
 from lorica_security.identifiers import SiloName
-from silo_wire.plans.plan_optimizer import ServerRates
+from silo_wire.plans.sections.server_rates import ServerRates
 from silo_wire.plans.sections.who_trains import Alone, WhoTrains
 from silo_wire.server_step.server_optimizer import FED_AVG, Sgd, at_rate
 from silo_wire.weightings.equal import EQUAL

@@ -10,12 +10,12 @@ from silo_wire.algorithm import Number
 from silo_wire.canonical import Digest
 from silo_wire.drift_correction import NO_CORRECTION
 from silo_wire.plans.adapters import AdaptersSection
-from silo_wire.plans.plan_optimizer import ServerRates
 from silo_wire.plans.privacy import PrivacySection, Release
 from silo_wire.plans.sections.aggregation import AggregationSection
 from silo_wire.plans.sections.model import ModelSection
 from silo_wire.plans.sections.schedule import EvaluationSection, ScheduleSection, WireSection
 from silo_wire.plans.sections.semi_supervised import SemiSupervisedSection
+from silo_wire.plans.sections.server_rates import ServerRates
 from silo_wire.plans.sections.task import TaskSection
 from silo_wire.plans.sections.training import TrainingSection
 from silo_wire.plans.timetable import Timetable

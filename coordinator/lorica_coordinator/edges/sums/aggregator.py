@@ -23,9 +23,10 @@ from silo_wire.canonical import Digest
 from silo_wire.manifest import UpdateDtype
 from silo_wire.messages import RoundKey
 from silo_wire.plans.adapters import NOTHING_RESTS, Pair, Turns
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates, optimizer_of
+from silo_wire.plans.plan_optimizer import optimizer_of
 from silo_wire.plans.privacy import PrivacySection
 from silo_wire.plans.sections.aggregation import AggregationSection
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.plans.sections.training import TrainingSection
 
 DeviceSetting = Literal["auto", "cpu", "cuda"]

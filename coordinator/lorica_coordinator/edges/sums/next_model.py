@@ -21,7 +21,7 @@ from lorica_coordinator.vectors.stored_vector import StoredVector, VectorReader
 from lorica_security.errors import IntegrityError
 from silo_wire.canonical import Digest
 from silo_wire.plans.adapters import Turns
-from silo_wire.plans.plan_optimizer import UNCHANGED, ServerRates
+from silo_wire.plans.sections.server_rates import UNCHANGED, ServerRates
 from silo_wire.server_step.apply_mean import apply_mean
 from silo_wire.server_step.resting import at_rest
 from silo_wire.server_step.rounding import round_to_bfloat16
