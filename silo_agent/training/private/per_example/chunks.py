@@ -235,7 +235,7 @@ _Trial = Callable[[T5, Batch], bool]
 
 def _ways_of_torch() -> tuple[object, ...]:
     """What else decides by which kernel a product is computed."""
-    cuda = torch.backends.cuda
+    cuda: Any = torch.backends.cuda
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
