@@ -115,6 +115,7 @@ MASKED = {
     "aggregation.max_weight": 100.0,
     "schedule.min_silos": 3,
     "schedule.rounds": 1,
+    "aggregation.server_rate_at_end": 1,
 }
 
 
@@ -569,6 +570,7 @@ MASKED_FEDNOVA = {
     "aggregation.secure_aggregation": "true",
     "aggregation.max_weight": 16.0,
     "schedule.rounds": 1,
+    "aggregation.server_rate_at_end": 1,
 }
 ROUNDING = 1e-6
 """What the rounding of masked numbers, whose draws no two runs share, may add up to."""
