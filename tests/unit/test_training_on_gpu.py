@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from silo_agent.training.data.batches import Batch
-from silo_agent.training.private.clipping import Backend
+from silo_agent.training.private.clipping import Backend, clipping
+from silo_agent.training.private.per_example.chunks import Chunks
+from silo_agent.training.private.per_example.example_losses import example_losses
 from tests.support.checkpointed_training import EPOCHS, SiloFiles
 from tests.unit.test_training_checkpoint import Watched
 from tests.unit.test_training_local_trainer import encoded, flat, model, section, train
@@ -73,3 +75,20 @@ def test_private_training_adds_the_noise_that_it_adds_on_the_cpu(backend: Backen
     moved = (flat(on_cpu) - begun).norm()
     assert float((flat(on_gpu).cpu() - flat(on_cpu)).norm() / moved) < 1e-2
     assert weight_there == pytest.approx(weight_here, abs=1e-2)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["v1.0", "v1.1-gated"])
+def test_what_an_example_adds_follows_from_itself_alone(gated: bool) -> None:
+    """In chunks as large as this GPU's trials allow, whoever else was drawn: losses to the last bit, and norms but for
+    what float64 rounds."""
+    on_gpu, examples = t5(gated=gated).to(GPU), examples_of(24)
+    found: dict[int, list[tuple[float, float]]] = {}
+    for drawn in (range(24), range(23, -1, -1), range(0, 24, 3), [5]):
+        for indices, batch in Chunks(on_gpu, most=8).of(examples, list(drawn)):
+            losses = example_losses(on_gpu, batch)
+            norms = clipping("ghost", on_gpu, list(on_gpu.parameters()), max_grad_norm=0.5).accumulate(batch)
+            for row, index in enumerate(indices):
+                found.setdefault(index, []).append((float(losses[row]), float(norms[row])))
+    for (loss, norm), *others in found.values():
+        assert all(other == loss for other, _ in others)
+        assert [other for _, other in others] == pytest.approx([norm] * len(others), rel=1e-12)
