@@ -63,9 +63,16 @@ def provenance(study: Study, lines: Sequence[Line]) -> str:
         f"{(study.start.folder and Path(study.start.folder).name) or study.start.size}; commit "
         f"{', '.join(commits) or 'unknown'}. Values of the plan: {values_of(study.plan) or 'the preset alone'}."
         + "".join(f" Of {SETUPS[name].label} alone: {values_of(values)}." for name, values in study.only.items())
-        + "".join(f" Of {name}: {values_of(values)}." for name, values in study.variants.items() if len(values) > 1)
+        + "".join(
+            f" Of {name}: {values_of(values)}." for name, values in study.variants.items() if not _says_it(name, values)
+        )
         + (f" Training examples at most: {values_of(study.at_most)}." if study.at_most else "")
     )
+
+
+def _says_it(name: str, values: Mapping[str, object]) -> bool:
+    """Whether a variant's name is all that it changes."""
+    return list(values.values()) in ([], [name])
 
 
 def difference(lines: Sequence[Line], others: Sequence[Line]) -> Difference | None:
