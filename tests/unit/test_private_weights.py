@@ -384,4 +384,5 @@ def test_room_for_the_longest_texts_is_taken_first_whatever_there_is(
     first = seen[0]
     assert first.input_ids.shape == (4, 64)
     assert first.labels.shape == (4, 32)
+    assert first.empty == 0, "what is left out takes no room for its norms"
     assert max(batch.input_ids.numel() for batch in seen) == first.input_ids.numel()

@@ -74,8 +74,8 @@ class AggregationResult:
     deltas in it, `saturated` were beyond the range that the round could express, and their tensors were scaled down (or
     more: a silo's count has a limit); `scores` is what all silos in the sum told of the model that they trained from,
     None where it contradicts itself. Under silo-level privacy nothing is told of weights at all; `last` says that a
-    further release would cost more than the plan promises. `step_length` is what the server's
-    rate was multiplied by.
+    further release would cost more than the plan promises. `step_length` is what the server's rate
+    was multiplied by.
     """
 
     model: Digest

@@ -19,7 +19,7 @@ follow from the plan, and not from one record.
 import copy
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,14 +87,12 @@ class Chunks:
                 start += size
 
     def longest(self, *, source: int, target: int, views: int) -> Batch | None:
-        """As many empty examples as a chunk may have, of texts of so many tokens at most; None where no chunk is filled
-        up."""
+        """As many examples as a chunk may have, of texts of so many tokens at most, and nothing in them; None where no
+        chunk is filled up. They are computed as others are, and take as much room."""
         if not self._whole:
             return None
         shape = Shape(_rounded_up(target, TARGET_STEP), _rounded_up(source, SOURCE_STEP))
-        rows = self._whole_size(shape, views) or max(
-            size for size in self._sizes if size == 1 or size * views <= self._most
-        )
+        size = self._whole_size(shape, views) or max([1, *self._sizes_above_one(views)])
         nobody = Batch(
             torch.zeros(0, shape.source, dtype=torch.int64, device=self._device),
             torch.zeros(0, shape.source, dtype=torch.bool, device=self._device),
@@ -102,7 +100,7 @@ class Chunks:
             0,
             views,
         )
-        return filled(nobody, rows, self._pad)
+        return replace(filled(nobody, size, self._pad), empty=0)
 
     def _alike(self, shape: Shape, size: int, views: int) -> bool:
         return size == 1 or (size * views <= self._most and self._trials.rows_keep_their_bits(shape, size, views))
@@ -110,10 +108,14 @@ class Chunks:
     def _whole_size(self, shape: Shape, views: int) -> int:
         """Examples of every chunk of `shape`; 0 where they need not be as many. It follows from the shape alone: that
         there are few of them, or many, is not to change what any of them adds."""
-        sizes = [size for size in reversed(self._sizes) if size > 1 and size * views <= self._most]
-        if not self._whole or not sizes or self._alike(shape, sizes[0], views):
+        sizes = self._sizes_above_one(views) if self._whole else []
+        if not sizes or self._alike(shape, sizes[0], views):
             return 0
         return next((size for size in sizes if self._trials.places_keep_bits(shape, size, views)), 0)
+
+    def _sizes_above_one(self, views: int) -> list[int]:
+        """That `most` rows are enough for, the largest first."""
+        return [size for size in reversed(self._sizes) if size > 1 and size * views <= self._most]
 
 
 def launches_are_what_takes_time(device: torch.device) -> bool:
@@ -296,10 +298,7 @@ def _at_places(batch: Batch, kept: Sequence[int], places: Sequence[int], pad: in
         (made.attention_mask, batch.attention_mask),
         (made.labels, batch.labels),
     ):
-        for example, place in zip(kept, places, strict=True):
-            ours[place * batch.views : (place + 1) * batch.views] = theirs[
-                example * batch.views : (example + 1) * batch.views
-            ]
+        ours.view(batch.examples, -1)[places] = theirs.view(batch.examples, -1)[kept]
     return made
 
 
