@@ -123,17 +123,14 @@ class NextModel:
         state = self._models.state(model)
         return BaseModel(self._models.master(model, state), state, self._fills)
 
-    def rate(self, round_number: int, silos: int) -> float:
-        """What the optimizer's rate is multiplied by in this round, whose sum is of `silos` silos."""
-        return self._rates.of(round_number, silos)
-
-    def made(self, base: BaseModel, deltas: Deltas, *, round_number: int, silos: int) -> Digest:
-        """The model that this round makes of the updates of `silos` silos, stored with its optimizer state. Raises what
-        `deltas` and ModelStore.add raise; nothing is stored then."""
-        optimizer = at_rate(self._optimizer, self.rate(round_number, silos))
-        with closing(self._slabs(base, deltas, optimizer, round_number)) as slabs:
+    def made(self, base: BaseModel, deltas: Deltas, *, round_number: int, silos: int) -> tuple[Digest, float]:
+        """The model that this round makes of the updates of `silos` silos, stored with its optimizer state, and what
+        the optimizer's rate was multiplied by. Raises what `deltas` and ModelStore.add raise; nothing is stored then.
+        """
+        rate = self._rates.of(round_number, silos)
+        with closing(self._slabs(base, deltas, at_rate(self._optimizer, rate), round_number)) as slabs:
             names = (*base.fills, *((MASTER,) if self._models.keeps_master else ()))
-            return self._models.add(slabs, slots=names, steps=base.state.steps + 1)
+            return self._models.add(slabs, slots=names, steps=base.state.steps + 1), rate
 
     def _longest(self, base: BaseModel, deltas: Deltas) -> int:
         """The elements of every slab but the last one."""

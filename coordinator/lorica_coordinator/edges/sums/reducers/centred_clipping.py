@@ -62,8 +62,8 @@ class CentredClipping(Robust):
             squares = to_centre([member.silo for member in cohort.silos], _beside_the_centre(rows, base))
             counted = parts(squares.tolist(), self._section.clipping_radius)
             deltas = self._deltas(spools, partial(_step, cohort, counted))
-            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        rate, cut = self._into.rate(key.round, len(committed)), [part < 1.0 for part in counted]
+            model, rate = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
+        cut = [part < 1.0 for part in counted]
         return result_of(model, Outcome.APPLIED, clipped(cohort, counted), rate=rate, cut=cut)
 
 

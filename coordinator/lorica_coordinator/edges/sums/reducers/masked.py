@@ -82,9 +82,8 @@ class Masked:
         slab_elements = min(self._into.slab_elements, ranges.elements)
         with closing(MeanReader(vectors, weight_sum=weight_sum, slab_elements=slab_elements)) as mean:
             silos = len(unmask.survivors)
-            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=silos)
-        step_length = self._into.rate(key.round, silos)
-        return replace(told, model=model, outcome=Outcome.APPLIED, step_length=step_length)
+            model, rate = self._into.made(base, of_mean(mean), round_number=key.round, silos=silos)
+        return replace(told, model=model, outcome=Outcome.APPLIED, step_length=rate)
 
     def scored(self, key: RoundKey, base_model: Digest, committed: MaskedSum) -> AggregationResult:
         """The scores in the sum of a closing round, in which nobody trained; the model stays. Raises as `reduce`."""

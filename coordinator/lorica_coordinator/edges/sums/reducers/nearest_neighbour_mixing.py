@@ -48,8 +48,8 @@ class NearestNeighbourMixing(Robust):
         step = partial(_step, cohort, rows, after, with_which, hostile)
         with blamed_on_the_longest(committed):
             deltas = self._deltas(spools, step, most_elements=rows.shape[1])
-            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
+            model, rate = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
+        return result_of(model, Outcome.APPLIED, cohort, rate=rate)
 
 
 def _step(

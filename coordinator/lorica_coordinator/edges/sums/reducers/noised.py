@@ -77,6 +77,5 @@ class Noised:
         noise = NoiseStream(self._releases.noise_key(statement))
         more = self._releases.enter(key, statement, self._privacy)
         with closing(NoisedMeanReader(spools, factors, arithmetic=arithmetic, noise=noise)) as mean:
-            model = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(updates))
-        rate = self._into.rate(key.round, len(updates))
+            model, rate = self._into.made(base, of_mean(mean), round_number=key.round, silos=len(updates))
         return AggregationResult(model=model, outcome=Outcome.APPLIED, weights=(), step_length=rate, last=not more)

@@ -120,8 +120,8 @@ class Plain:
             step=partial(_step, cohort),
         )
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
+            model, rate = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
+        return result_of(model, Outcome.APPLIED, cohort, rate=rate)
 
 
 def _step(

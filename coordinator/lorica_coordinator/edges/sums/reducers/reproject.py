@@ -64,7 +64,7 @@ class Reproject:
         base = self._into.base(base_model)
         with ExitStack() as opened, blamed_on_the_longest(committed):
             found = _Reprojection(self._pairs, cohort, spools, base, opened)
-            model = self._into.made(base, of_mean(found), round_number=key.round, silos=len(committed))
+            model, _ = self._into.made(base, of_mean(found), round_number=key.round, silos=len(committed))
         return result_of(model, Outcome.APPLIED, cohort)
 
 

@@ -45,8 +45,8 @@ class TrimmedMean(Robust):
         step = partial(_step, cohort, rows, self._trimmed(len(cohort.silos)))
         deltas = self._deltas(spools_of(self._spools, key, committed), step, most_elements=rows.shape[1])
         with blamed_on_the_longest(committed):
-            model = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
-        return result_of(model, Outcome.APPLIED, cohort, rate=self._into.rate(key.round, len(committed)))
+            model, rate = self._into.made(base, deltas, round_number=key.round, silos=len(committed))
+        return result_of(model, Outcome.APPLIED, cohort, rate=rate)
 
     def _trimmed(self, silos: int) -> int:
         return trimmed_silos(self._section.trimmed_share, silos)
