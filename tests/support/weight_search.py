@@ -30,10 +30,10 @@ from silo_agent.training.data.batches import EncodedExamples
 from silo_agent.training.private import private_trainer
 from silo_agent.training.private.clipping import MARGIN
 from silo_agent.training.private.loss_sums import GRID
-from silo_agent.training.private.per_example import chunks
 from silo_agent.training.private.private_optimizer import PrivateOptimizer
 from silo_agent.training.private.private_trainer import PrivateSchedule, train_privately
 from silo_wire.plans.sections.training import TrainingSection
+from tests.support.as_on_a_gpu import as_on_a_gpu
 
 VOCABULARY = 24
 MOST_TOKENS = 40
@@ -147,7 +147,7 @@ def _sums(candidate: Candidate, records: tuple[Record, ...]) -> tuple[torch.Tens
     """What noise is added to: the flat sum of gradients, and the loss before training in steps of the bound / 65536."""
     model = candidate.model
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _tapped(parameters) as tape, _as_on_a_gpu() if candidate.whole_chunks else nullcontext():
+    with _tapped(parameters) as tape, as_on_a_gpu() if candidate.whole_chunks else nullcontext():
         try:
             train_privately(
                 model,
@@ -188,16 +188,6 @@ def _sums(candidate: Candidate, records: tuple[Record, ...]) -> tuple[torch.Tens
         except StateError:  # what is refused moves nothing
             return None
     raise AssertionError("a step adds noise")
-
-
-@contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """Where no row has in company the bits that it has alone."""
-    with (
-        patch.object(chunks, "launches_are_what_takes_time", lambda device: True),
-        patch.object(chunks._Trials, "rows_keep_their_bits", lambda *of: False),
-    ):
-        yield
 
 
 class _Seen(Exception):

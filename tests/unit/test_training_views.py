@@ -27,6 +27,7 @@ from silo_agent.training.private.private_trainer import schedule_of
 from silo_agent.training.silo_trainer import SiloTrainer
 from silo_wire.plans.plan import Plan
 from silo_wire.plans.privacy import MOST_VIEWS, PrivacySection
+from tests.support.as_on_a_gpu import as_on_a_gpu
 from tests.support.coordinator_edges import A, make_plan
 from tests.support.tiny_t5 import SCHEMA
 from tests.unit.test_private_weights import LENGTHS, encoded, made
@@ -212,18 +213,15 @@ def test_examples_whose_rows_depend_on_others_are_computed_with_their_own_views_
 
 
 @every_backend
-def test_a_sum_is_the_same_where_empty_examples_fill_chunks_up(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_is_the_same_where_empty_examples_fill_chunks_up(backend: Backend) -> None:
     """Of as many rows as a real one has: on a GPU."""
     model, examples = t5(), with_views(examples_of(6), VIEWS)
     norms, total = clipped_sum(model, examples, backend)
-    monkeypatch.setattr(chunks_module, "launches_are_what_takes_time", lambda device: True)
-    monkeypatch.setattr(chunks_module._Trials, "rows_keep_their_bits", lambda *of: False)
-    for some, batch in Chunks(model, most=4 * VIEWS).of(examples, range(6)):
-        assert len(batch.labels) == 4 * VIEWS
-        assert batch.empty == 4 - len(some)
-    filled_norms, filled_total = clipped_sum(model, examples, backend, most=4 * VIEWS)
+    with as_on_a_gpu():
+        for some, batch in Chunks(model, most=4 * VIEWS).of(examples, range(6)):
+            assert len(batch.labels) == 4 * VIEWS
+            assert batch.empty == 4 - len(some)
+        filled_norms, filled_total = clipped_sum(model, examples, backend, most=4 * VIEWS)
     assert filled_norms == pytest.approx(norms, rel=EXACT)
     assert float((filled_total - total).norm() / total.norm()) < EXACT
 
