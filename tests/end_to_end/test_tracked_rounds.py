@@ -111,7 +111,7 @@ def test_a_silo_has_what_left_it(federation: Federation, tmp_path: Path) -> None
 
 
 def test_tensorboard_reads_what_was_written(federation: Federation, tmp_path: Path) -> None:
-    python = tracking_tool("python")
+    python = Path(tracking_tool("tensorboard")).with_name("python")
     for _ in range(2):
         track("--coordinator", str(federation.folder), "--tensorboard", str(tmp_path / "runs"))
     (run,) = (tmp_path / "runs").iterdir()
