@@ -22,6 +22,9 @@ MAX_ROW_BYTES = 1 << 24
 MAX_MEMORY = 4 << 30
 """Of the process that reads, beyond what its code takes."""
 
+_NO_ROOM_AHEAD = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Of glibc: no heap for each of pyarrow's threads, each of 64 MiB of addresses, and batches go back when they are done.
+How many threads there are, and so what counted as memory, was chance."""
 # -I ignores the environment and the working directory; the code is found where this process found it.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -43,7 +46,7 @@ def arrow_rows(path: Path, shown: str, kind: Literal["parquet", "arrow"], readin
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={"LANG": "C.UTF-8"},
+        env={"LANG": "C.UTF-8", **_NO_ROOM_AHEAD},
     )
     assert process.stdout is not None
     with process.stdout as replies:
