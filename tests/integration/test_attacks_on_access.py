@@ -4,8 +4,8 @@ listeners."""
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,8 +23,11 @@ from lorica_coordinator.cli import app
 from lorica_coordinator.edges.keys.key_store import register_entry
 from lorica_coordinator.edges.models import export
 from lorica_coordinator.edges.operator_host.access_folder import AccessFolder, granted_text
+from lorica_coordinator.edges.server.gate import OF_ONE_CALLER, _OpenCall
+from lorica_coordinator.edges.server.places import Place
 from lorica_coordinator.opened import Coordinator
 from lorica_coordinator.rounds.states import Aggregating, Collecting
+from lorica_coordinator.service.callers.silos import ModelSource
 from lorica_security.audit.entry import Event
 from lorica_security.errors import (
     AuthenticationError,
@@ -47,6 +50,7 @@ from lorica_security.pki.authority import Authority
 from lorica_security.pki.csr import certificate_request
 from lorica_security.pki.tls_key import new_tls_key
 from lorica_security.pki.trust_bundle import TrustBundle
+from silo_wire.canonical import Digest
 from silo_wire.codecs import updates_codec
 from silo_wire.codecs.renewal import renewal_from_wire
 from silo_wire.messages import Prepare, Train
@@ -167,6 +171,135 @@ async def test_revocation_ends_an_upload_under_way_and_drops_what_was_committed(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await upload
         assert isinstance(error_of(caught.value), AuthorisationError)
+
+
+@pytest.fixture
+def cut_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once this was called, the next call that sends something is cut when gRPC has begun to send it."""
+    send = _OpenCall._send
+    error = AuthorisationError("cut in the middle")
+
+    async def cutting(call: _OpenCall, what: Awaitable[None]) -> None:
+        async def begun() -> None:
+            asyncio.get_running_loop().call_soon(call.cut, error)
+            await what
+
+        monkeypatch.setattr(_OpenCall, "_send", send)
+        await send(call, begun())
+
+    return lambda: monkeypatch.setattr(_OpenCall, "_send", cutting)
+
+
+async def test_a_call_that_is_cut_while_its_headers_go_out_is_told_why(
+    at: RunningCoordinator,
+    hospital: Silo,
+    federation_template: FederationTemplate,
+    cut_in_the_middle: Callable[[], None],
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        update = hospital.update(await hospital.order(Train), at.coordinator.shelf.compile("default").layout)
+        cut_in_the_middle()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await hospital.upload(update)
+        assert "cut in the middle" in str(error_of(caught.value))
+
+
+async def test_a_download_that_is_cut_while_a_chunk_goes_out_is_told_why(
+    at: RunningCoordinator,
+    hospital: Silo,
+    federation_template: FederationTemplate,
+    cut_in_the_middle: Callable[[], None],
+) -> None:
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        wanted = model_request(hospital, at, await hospital.order(Train))
+        cut_in_the_middle()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [piece async for piece in hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)]
+        assert "cut in the middle" in str(error_of(caught.value))
+
+
+def model_request(silo: Silo, at: RunningCoordinator, order: Train) -> federation_pb2.FetchModelRequest:
+    plan = at.coordinator.shelf.compile("default").plan.digest
+    return federation_pb2.FetchModelRequest(key=silo.key(plan), model_digest=bytes.fromhex(order.model))
+
+
+@pytest.fixture
+def waiting_for_their_peer(monkeypatch: pytest.MonkeyPatch) -> set[Place]:
+    """Of transfers whose peer took too long for one chunk to keep a place meanwhile."""
+    waiting: set[Place] = set()
+    give_up, keep = Place.give_up, Place.keep
+
+    def gives_up(place: Place) -> None:
+        waiting.add(place)
+        give_up(place)
+
+    async def keeps(place: Place) -> None:
+        waiting.discard(place)
+        await keep(place)
+
+    monkeypatch.setattr(Place, "give_up", gives_up)
+    monkeypatch.setattr(Place, "keep", keeps)
+    return waiting
+
+
+class LongModel:
+    """One chunk of a model, again and again: more than gRPC takes for a caller that does not read."""
+
+    CHUNKS = 128
+
+    def __init__(self, model: ModelSource, chunk: bytes) -> None:
+        manifest = model.header.manifest
+        self.header = replace(
+            model.header,
+            manifest=replace(
+                manifest, total_bytes=self.CHUNKS * manifest.chunk_bytes, chunk_digests=(bytes(32),) * self.CHUNKS
+            ),
+        )
+        self._chunk = chunk
+        self.asked = 0
+
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def piece(self, index: int) -> bytes:
+        self.asked += 1
+        return self._chunk
+
+
+async def test_downloads_that_stolen_keys_never_read_take_no_place_from_the_silo_that_is_enrolled_anew(
+    at: RunningCoordinator,
+    hospital: Silo,
+    federation_template: FederationTemplate,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting_for_their_peer: set[Place],
+) -> None:
+    """They are told once they read, and not before they hold nothing any more."""
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        order = await hospital.order(Train)
+        wanted = model_request(hospital, at, order)
+        model = await at.service.model(at.coordinator.shelf.compile("default").plan.digest, order.model)
+        long = LongModel(model, await model.piece(0))
+
+        async def is_long(plan: Digest, digest: Digest) -> LongModel:
+            return long
+
+        monkeypatch.setattr(at.service, "model", is_long)
+        held = OF_ONE_CALLER.calls - 1
+        downloads = [aiter(hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)) for _ in range(held)]
+        for download in downloads:
+            assert await anext(download)
+        await until(lambda: len(waiting_for_their_peer) == held)
+        fresh = await at.enrolled(HOSPITAL)
+        async with Silo(at, fresh, instance=b"another folder!!") as back:
+            await back.join(at.coordinator.shelf.compile("default").plan.digest)
+        assert long.asked < LongModel.CHUNKS * held
+        for download in downloads:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                [piece async for piece in download]
+            assert isinstance(error_of(caught.value), AuthorisationError)
 
 
 async def test_revoked_silo_comes_back_by_a_new_invitation_and_its_old_certificate_does_not(

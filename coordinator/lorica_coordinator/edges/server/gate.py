@@ -15,7 +15,7 @@ with beginnings. That is why every call is served as a stream of requests, also 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -113,12 +113,39 @@ OF_ALL_STRANGERS: Final = Limits(calls=64, requests=8)
 
 
 class _OpenCall:
-    """One that can be cut: its task is cancelled, and the caller told why."""
+    """One that can be cut: its task is cancelled, and the caller told why. Servicers have it for gRPC's context.
 
-    def __init__(self) -> None:
+    What is sent is sent in a task of its own, which no cut cancels. gRPC ends a call that is cancelled within its own
+    code without a status, so that its caller would wait for good; and it takes no status beside headers that are under
+    way.
+    """
+
+    def __init__(self, context: Any) -> None:
         self._task = asyncio.current_task()
+        self._context = context
+        self._sending: asyncio.Future[None] | None = None
         self.certificate: Certificate | None = None
         self.cut_by: LoricaError | None = None
+
+    def peer(self) -> str:
+        return str(self._context.peer())
+
+    async def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        await self._send(self._context.send_initial_metadata(metadata))
+
+    async def write(self, message: Any) -> None:
+        """As far as the caller reads."""
+        await self._send(self._context.write(message))
+
+    async def _send(self, what: Awaitable[None]) -> None:
+        self._sending = asyncio.ensure_future(what)
+        await asyncio.shield(self._sending)
+
+    async def end(self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()) -> None:
+        """With this status, once what was under way has gone out. Raises as gRPC's abort."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+        await self._context.abort(code, details, trailing)
 
     def cut(self, error: LoricaError) -> None:
         assert self._task is not None
@@ -213,38 +240,39 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         if handler.response_streaming:
             inner_stream = handler.unary_stream or handler.stream_stream
 
-            async def streaming(raw: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-                call = _OpenCall()
+            async def streaming(raw: AsyncIterator[bytes], context: Any) -> None:
+                call = _OpenCall(context)
                 try:
                     with self._entered(method, context, call) as share:
-                        async for message in inner_stream(await requests(parse, raw, share), context):
-                            yield message
+                        async with aclosing(inner_stream(await requests(parse, raw, share), call)) as answers:
+                            async for message in answers:
+                                await call.write(message)
                 except asyncio.CancelledError:
-                    await self._abort(method, context, call.taken_back())
+                    await self._abort(method, call, call.taken_back())
                 except LoricaError as error:
-                    await self._abort(method, context, error)
+                    await self._abort(method, call, error)
                 except grpc.aio.BaseError:
                     raise  # the connection's end, which gRPC deals with
                 except Exception as error:  # noqa: BLE001  # the last place where a defect can be kept from the peer
-                    await self._break_off(method, context, error)
+                    await self._break_off(method, call, error)
 
             return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
 
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def single(raw: AsyncIterator[bytes], context: Any) -> Any:
-            call = _OpenCall()
+            call = _OpenCall(context)
             try:
                 with self._entered(method, context, call) as share:
-                    return await inner(await requests(parse, raw, share), context)
+                    return await inner(await requests(parse, raw, share), call)
             except asyncio.CancelledError:
-                await self._abort(method, context, call.taken_back())
+                await self._abort(method, call, call.taken_back())
             except LoricaError as error:
-                await self._abort(method, context, error)
+                await self._abort(method, call, error)
             except grpc.aio.BaseError:
                 raise
             except Exception as error:  # noqa: BLE001  # as above
-                await self._break_off(method, context, error)
+                await self._break_off(method, call, error)
 
         return grpc.stream_unary_rpc_method_handler(single, None, handler.response_serializer)
 
@@ -302,26 +330,26 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         except TimeoutError as error:
             raise Unreachable(f"the request did not come within {seconds:.0f} s of its call: send it again") from error
 
-    async def _abort(self, method: str, context: Any, error: LoricaError) -> NoReturn:
+    async def _abort(self, method: str, call: _OpenCall, error: LoricaError) -> NoReturn:
         caller = CALLER.get(None)
         code, details, trailing = status_of(error)
         kind = kind_of(error).__name__
         _log.warning(
             "call refused",
             method=method,
-            peer=caller.uri if caller else context.peer(),
+            peer=caller.uri if caller else call.peer(),
             kind=kind,
             fault=error.fault.value,
             error=details,
         )
-        self._on_refused(Refusal(kind=kind, method=method, peer=_peer(context), detail=details))
-        await context.abort(code, told(error, details, caller), trailing)
+        self._on_refused(Refusal(kind=kind, method=method, peer=_peer(call), detail=details))
+        await call.end(code, told(error, details, caller), trailing)
         raise AssertionError("abort returned")
 
-    async def _break_off(self, method: str, context: Any, error: Exception) -> NoReturn:
+    async def _break_off(self, method: str, call: _OpenCall, error: Exception) -> NoReturn:
         _log.error("defect", method=method, exc_info=error)
-        self._on_refused(Refusal(kind=DEFECT, method=method, peer=_peer(context), detail="see the coordinator's log"))
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error of the coordinator: its log says more")
+        self._on_refused(Refusal(kind=DEFECT, method=method, peer=_peer(call), detail="see the coordinator's log"))
+        await call.end(grpc.StatusCode.INTERNAL, "internal error of the coordinator: its log says more")
         raise AssertionError("abort returned")
 
 
@@ -333,10 +361,10 @@ def _require_own_handshake(context: Any) -> None:
         )
 
 
-def _peer(context: Any) -> str:
+def _peer(call: _OpenCall) -> str:
     """The caller's URI; of a stranger the address, without the port, which is another with each connection."""
     caller = CALLER.get(None)
-    return caller.uri if caller else str(context.peer()).rpartition(":")[0]
+    return caller.uri if caller else call.peer().rpartition(":")[0]
 
 
 def _parser(deserialise: Parse) -> Parse:
