@@ -117,7 +117,8 @@ class _OpenCall:
 
     What is sent is sent in a task of its own, which no cut cancels. gRPC ends a call that is cancelled within its own
     code without a status, so that its caller would wait for good; and it takes no status beside headers that are under
-    way.
+    way. What cleans up after a stream of answers may be cancelled once more, by a caller that hangs up: it awaits
+    nothing that it cannot do without.
     """
 
     def __init__(self, context: Any) -> None:
@@ -139,6 +140,7 @@ class _OpenCall:
 
     async def _send(self, what: Awaitable[None]) -> None:
         self._sending = asyncio.ensure_future(what)
+        self._sending.add_done_callback(lambda sent: sent.cancelled() or sent.exception())  # of a caller that is gone
         await asyncio.shield(self._sending)
 
     async def end(self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, str], ...] = ()) -> None:
