@@ -108,6 +108,16 @@ async def training(at: RunningCoordinator, *silos: Silo) -> None:
         await silo.order(Train)
 
 
+@pytest.fixture
+async def order(
+    at: RunningCoordinator, hospital: Silo, federation_template: FederationTemplate
+) -> AsyncIterator[Train]:
+    """Hospital's, in a round with the bank."""
+    async with Silo(at, federation_template.silos[BANK]) as bank:
+        await training(at, hospital, bank)
+        yield await hospital.order(Train)
+
+
 async def revoke(at: RunningCoordinator, role: Role, name: str) -> str:
     async with at.operator() as operator:
         reply = await operator.Revoke(operator_pb2.RevokeRequest(role=role.value, name=name), timeout=PATIENCE_S)
@@ -194,33 +204,23 @@ def cut_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 async def test_a_call_that_is_cut_while_its_headers_go_out_is_told_why(
-    at: RunningCoordinator,
-    hospital: Silo,
-    federation_template: FederationTemplate,
-    cut_in_the_middle: Callable[[], None],
+    at: RunningCoordinator, hospital: Silo, order: Train, cut_in_the_middle: Callable[[], None]
 ) -> None:
-    async with Silo(at, federation_template.silos[BANK]) as bank:
-        await training(at, hospital, bank)
-        update = hospital.update(await hospital.order(Train), at.coordinator.shelf.compile("default").layout)
-        cut_in_the_middle()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await hospital.upload(update)
-        assert isinstance(error_of(caught.value), OutsideValidity)
+    update = hospital.update(order, at.coordinator.shelf.compile("default").layout)
+    cut_in_the_middle()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await hospital.upload(update)
+    assert isinstance(error_of(caught.value), OutsideValidity)
 
 
 async def test_a_download_that_is_cut_while_a_chunk_goes_out_is_told_why(
-    at: RunningCoordinator,
-    hospital: Silo,
-    federation_template: FederationTemplate,
-    cut_in_the_middle: Callable[[], None],
+    at: RunningCoordinator, hospital: Silo, order: Train, cut_in_the_middle: Callable[[], None]
 ) -> None:
-    async with Silo(at, federation_template.silos[BANK]) as bank:
-        await training(at, hospital, bank)
-        wanted = model_request(hospital, at, await hospital.order(Train))
-        cut_in_the_middle()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            [piece async for piece in hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)]
-        assert isinstance(error_of(caught.value), OutsideValidity)
+    wanted = model_request(hospital, at, order)
+    cut_in_the_middle()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [piece async for piece in hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)]
+    assert isinstance(error_of(caught.value), OutsideValidity)
 
 
 def model_request(silo: Silo, at: RunningCoordinator, order: Train) -> federation_pb2.FetchModelRequest:
@@ -275,29 +275,26 @@ class LongModel:
 async def never_read(
     at: RunningCoordinator,
     hospital: Silo,
-    federation_template: FederationTemplate,
+    order: Train,
     monkeypatch: pytest.MonkeyPatch,
     waiting_for_their_peer: set[Place],
-) -> AsyncIterator[list[AsyncIterator[federation_pb2.ModelPiece]]]:
+) -> list[AsyncIterator[federation_pb2.ModelPiece]]:
     """As many downloads as hospital may have beside its stream of orders; each waits for it to read on."""
-    async with Silo(at, federation_template.silos[BANK]) as bank:
-        await training(at, hospital, bank)
-        order = await hospital.order(Train)
-        wanted = model_request(hospital, at, order)
-        model = await at.service.model(at.coordinator.shelf.compile("default").plan.digest, order.model)
-        long = LongModel(model, await model.piece(0))
+    wanted = model_request(hospital, at, order)
+    model = await at.service.model(at.coordinator.shelf.compile("default").plan.digest, order.model)
+    long = LongModel(model, await model.piece(0))
 
-        async def is_long(plan: Digest, digest: Digest) -> LongModel:
-            return long
+    async def is_long(plan: Digest, digest: Digest) -> LongModel:
+        return long
 
-        monkeypatch.setattr(at.service, "model", is_long)
-        held = OF_ONE_CALLER.calls - 1
-        downloads = [aiter(hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)) for _ in range(held)]
-        for download in downloads:
-            assert await anext(download)
-        await until(lambda: len(waiting_for_their_peer) == held)
-        assert long.asked < LongModel.CHUNKS * held
-        yield downloads
+    monkeypatch.setattr(at.service, "model", is_long)
+    held = OF_ONE_CALLER.calls - 1
+    downloads = [aiter(hospital.stub.FetchModel(wanted, timeout=PATIENCE_S)) for _ in range(held)]
+    for download in downloads:
+        assert await anext(download)
+    await until(lambda: len(waiting_for_their_peer) == held)
+    assert long.asked < LongModel.CHUNKS * held
+    return downloads
 
 
 async def test_downloads_that_stolen_keys_never_read_take_no_place_from_the_silo_that_is_enrolled_anew(

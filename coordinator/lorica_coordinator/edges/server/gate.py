@@ -239,44 +239,32 @@ class Gate(grpc.aio.ServerInterceptor):  # gRPC offers interception by subclass 
         method: str = handler_call_details.method
         parse = _parser(handler.request_deserializer)
         requests: Callable[..., Any] = self._stream if handler.request_streaming else self._single
-        if handler.response_streaming:
-            inner_stream = handler.unary_stream or handler.stream_stream
+        inner: Callable[..., Any] = (
+            handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+        )
 
-            async def streaming(raw: AsyncIterator[bytes], context: Any) -> None:
-                call = _OpenCall(context)
-                try:
-                    with self._entered(method, context, call) as share:
-                        async with aclosing(inner_stream(await requests(parse, raw, share), call)) as answers:
-                            async for message in answers:
-                                await call.write(message)
-                except asyncio.CancelledError:
-                    await self._abort(method, call, call.taken_back())
-                except LoricaError as error:
-                    await self._abort(method, call, error)
-                except grpc.aio.BaseError:
-                    raise  # the connection's end, which gRPC deals with
-                except Exception as error:  # noqa: BLE001  # the last place where a defect can be kept from the peer
-                    await self._break_off(method, call, error)
-
-            return grpc.stream_stream_rpc_method_handler(streaming, None, handler.response_serializer)
-
-        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-
-        async def single(raw: AsyncIterator[bytes], context: Any) -> Any:
+        async def served(raw: AsyncIterator[bytes], context: Any) -> Any:
             call = _OpenCall(context)
             try:
                 with self._entered(method, context, call) as share:
-                    return await inner(await requests(parse, raw, share), call)
+                    request = await requests(parse, raw, share)
+                    if not handler.response_streaming:
+                        return await inner(request, call)
+                    async with aclosing(inner(request, call)) as answers:
+                        async for message in answers:
+                            await call.write(message)
             except asyncio.CancelledError:
                 await self._abort(method, call, call.taken_back())
             except LoricaError as error:
                 await self._abort(method, call, error)
             except grpc.aio.BaseError:
-                raise
-            except Exception as error:  # noqa: BLE001  # as above
+                raise  # the connection's end, which gRPC deals with
+            except Exception as error:  # noqa: BLE001  # the last place where a defect can be kept from the peer
                 await self._break_off(method, call, error)
 
-        return grpc.stream_unary_rpc_method_handler(single, None, handler.response_serializer)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(served, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(served, None, handler.response_serializer)
 
     @contextmanager
     def _entered(self, method: str, context: Any, call: _OpenCall) -> Iterator[_Share]:
