@@ -17,15 +17,18 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Queue
+from typing import TypeVar
 
 from tests.breaks.catalogue import CODE, PAGE, ROOT, Break, all_breaks, page, subjects
 
+T = TypeVar("T")
 MOST_SECONDS = 300
 FORKS = multiprocessing.get_context("forkserver")
 """A process for each run, forked from one that has loaded PRELOADED: what is not ours and takes longest."""
@@ -174,17 +177,24 @@ def plant(copy: Copy, one: Break) -> Outcome:
     return Outcome(not missed, "; ".join(missed))
 
 
-def unbroken(copy: Copy, breaks: Sequence[Break]) -> list[str]:
-    """What fails without a break."""
-    tests = sorted({test for one in breaks for test in one.caught_by})
-    told = []
-    if tests:
-        failed, trouble = copy.failures(tests)
-        told += [trouble] if trouble else [f"{name}: {message}" for name, message in failed.items()]
-    if any(one.audit for one in breaks):
-        promises, trouble = copy.broken_promises()
-        told += [trouble] if trouble else list(promises.values())
-    return told
+def looks(breaks: Sequence[Break]) -> list[Callable[[Copy], list[str]]]:
+    """Whether all passes before anything is planted: each of these tells what fails in a copy. One for each module of
+    tests, as a run of more of them would not end in MOST_SECONDS."""
+    modules: dict[str, set[str]] = {}
+    for test in (test for one in breaks for test in one.caught_by):
+        modules.setdefault(test.split("::")[0], set()).add(test)
+    audit = [_broken_unbroken] if any(one.audit for one in breaks) else []
+    return [*audit, *(partial(_failures_unbroken, tests=sorted(tests)) for tests in modules.values())]
+
+
+def _failures_unbroken(copy: Copy, *, tests: Sequence[str]) -> list[str]:
+    failed, trouble = copy.failures(tests)
+    return [trouble] if trouble else [f"{name}: {message}" for name, message in failed.items()]
+
+
+def _broken_unbroken(copy: Copy) -> list[str]:
+    promises, trouble = copy.broken_promises()
+    return [trouble] if trouble else list(promises.values())
 
 
 def run(breaks: Sequence[Break], *, jobs: int = 1) -> int:
@@ -195,22 +205,21 @@ def run(breaks: Sequence[Break], *, jobs: int = 1) -> int:
         for number in range(jobs):
             copies.put(Copy(Path(folder) / str(number)))
 
-        def with_a_copy(one: Break) -> tuple[Outcome, float]:
-            copy, began = copies.get(), time.monotonic()
+        def with_a_copy(work: Callable[[Copy], T]) -> T:
+            copy = copies.get()
             try:
-                return plant(copy, one), time.monotonic() - began
+                return work(copy)
             finally:
                 copies.put(copy)
 
-        first = copies.get()
-        told = unbroken(first, breaks)
-        copies.put(first)
-        if told:
-            raise SystemExit("without any break this fails already:\n" + "\n".join(told))
         survivors = 0
         to_plant = [one for one in breaks if not one.explained]
         with ThreadPoolExecutor(max_workers=jobs) as threads:
-            for one, (outcome, seconds) in zip(to_plant, threads.map(with_a_copy, to_plant), strict=True):
+            if told := [line for lines in threads.map(with_a_copy, looks(breaks)) for line in lines]:
+                raise SystemExit("without any break this fails already:\n" + "\n".join(told))
+            print("without any break all that is to find one passes", flush=True)
+            outcomes = threads.map(with_a_copy, [partial(_timed_plant, one=one) for one in to_plant])
+            for one, (outcome, seconds) in zip(to_plant, outcomes, strict=True):
                 survivors += not outcome.caught
                 word = "caught  " if outcome.caught else "SURVIVED"
                 print(f"{word} {one.subject}: {one.name} ({seconds:.1f} s) {outcome.told}".rstrip(), flush=True)
@@ -219,6 +228,11 @@ def run(breaks: Sequence[Break], *, jobs: int = 1) -> int:
         "explained"
     )
     return survivors
+
+
+def _timed_plant(copy: Copy, *, one: Break) -> tuple[Outcome, float]:
+    began = time.monotonic()
+    return plant(copy, one), time.monotonic() - began
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
