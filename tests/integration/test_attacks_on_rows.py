@@ -146,6 +146,25 @@ def test_a_closing_that_is_taken_out_once_the_coordinator_has_looked_opens_no_pl
             releases.enter(round_key(PLAN, 2), b"sum 2", PRIVATE)
 
 
+SWALLOWED = {
+    "before it is put in": "TRIGGER s BEFORE INSERT ON release_ledger FOR EACH ROW",
+    "as it is committed": "CONSTRAINT TRIGGER s AFTER INSERT ON release_ledger DEFERRABLE INITIALLY DEFERRED FOR EACH ROW",
+}
+
+
+@pytest.mark.parametrize("when", SWALLOWED)
+def test_a_sum_whose_entry_the_database_swallows_is_not_made(federation: Federation, when: str) -> None:
+    """Nobody would count its epsilon."""
+    own = f"BEGIN {BY_ITS_OWNER} DELETE FROM release_ledger WHERE sequence = NEW.sequence; RETURN NULL; END"
+    with leading(Coordinator.load(federation.folder)) as leader:
+        releases = leader.releases_told(leader.audit())
+        releases.noise_key(b"")
+        written(federation, f"CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ {own} $$")
+        written(federation, f"CREATE {SWALLOWED[when]} EXECUTE FUNCTION swallow()")
+        with pytest.raises(IntegrityError, match="has no entry 2, which this process has"):
+            releases.enter(round_key(PLAN, 2), b"sum 2", PRIVATE)
+
+
 def test_a_closing_that_the_database_swallows_is_no_settling(federation: Federation) -> None:
     """Nothing would be told: neither to the log, nor to who types the command."""
     written(federation, "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
