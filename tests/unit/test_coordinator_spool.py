@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -69,6 +70,14 @@ def test_whole_update_is_committed_with_its_norm(spools: Spools) -> None:
     assert spool.commit() == norm
     vector = spools.committed(KEY, A, HEADER.manifest.digest)
     assert content_of(vector) == DELTA.tobytes()
+
+
+def test_a_committed_update_keeps_no_file_open(spools: Spools) -> None:
+    fill(spools, HEADER.manifest.chunks)
+    spool = spools.open(KEY, A, HEADER, LAYOUT)
+    for _ in range(2):
+        spool.commit()
+        assert str(file_of(spools)) not in {file.path for file in psutil.Process().open_files()}
 
 
 def test_what_a_commit_promises_is_on_the_disk(spools: Spools, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,8 @@ class Spool:
             raise MalformedMessage(f"chunk {index} of the update of silo {self._silo}: {error}") from error
 
     def commit(self) -> float:
-        """Make the whole update durable and return its L2 norm, 0 for a masked one; may be repeated.
+        """Make the whole update durable, let go of its file, and return its L2 norm, 0 for a masked one; may be
+        repeated.
 
         Raises MalformedMessage when chunks are missing, WrongTime when the attempt is over, StorageError naming the
         file.
@@ -207,6 +208,7 @@ class Spool:
             self._place.write(self._manifest, norm, self._progress.name)
             self._kept.keep(self._place.delta, self._place.record)
             self._progress.norm = norm
+            self._let_go()
             return norm
 
     def close(self) -> None:
