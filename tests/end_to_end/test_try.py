@@ -26,7 +26,7 @@ from lorica_security.errors import Conflict, exit_code
 from tests.support.background import in_the_background
 from tests.support.waiting import until
 
-LONGEST_S = 300.0
+LONGEST_S = 600.0
 NOTHING_TO_RUN = 7
 """Exit code of `silo-agent ask` where the model, after one round, writes what is no SQL."""
 SHORT = ("schedule.rounds=2", "evaluation.every=0", "training.max_output_tokens=16")
@@ -35,7 +35,7 @@ PLACEHOLDERS = ("data of your own", "two hosts")
 AGAIN = ("the same under masks", "the same under differential privacy")
 """What takes as long as the whole again; tests of the demo run it."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)
