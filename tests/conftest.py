@@ -73,8 +73,18 @@ def shared_wikisql() -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_COLLECTED = pytest.StashKey[frozenset[str]]()
+
+
+@pytest.fixture
+def collected(pytestconfig: pytest.Config) -> frozenset[str]:
+    """Node ids of all tests that were collected, whichever of them are run."""
+    return pytestconfig.stash[_COLLECTED]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Modules with slow tests begin first, so that no worker is left alone with one at the end."""
+    config.stash[_COLLECTED] = frozenset(item.nodeid for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)  # a stable sort: within both it stays as it was
 

@@ -75,6 +75,16 @@ def test_every_test_that_is_to_find_a_break_exists(file: str) -> None:
     assert named - there == set()
 
 
+def test_every_parameter_that_is_to_find_a_break_exists(pytestconfig: pytest.Config, collected: frozenset[str]) -> None:
+    """As far as whole modules were collected. pytest runs a function that is named beside a parameter that it has not,
+    and says nothing."""
+    if any("::" in argument for argument in pytestconfig.args):
+        pytest.skip("single tests were asked for")
+    modules = {test.split("::")[0] for test in collected}
+    named = {test for one in BREAKS for test in one.caught_by if "[" in test and test.split("::")[0] in modules}
+    assert named - collected == set()
+
+
 def test_every_promise_that_is_to_be_found_broken_is_one_of_the_audit() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in AUDIT)
     assert {promise for one in BREAKS for promise in one.audit if f'"{promise}"' not in source} == set()

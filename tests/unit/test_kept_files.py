@@ -352,7 +352,9 @@ def harm(first: Place, name: str, how: str) -> None:
         first.bucket.put(name, other)
 
 
-@pytest.mark.parametrize("path", [MODEL_PATH, STATE_PATH, BUNDLE_PATH, EVIDENCE_PATH])
+@pytest.mark.parametrize(
+    "path", [MODEL_PATH, STATE_PATH, BUNDLE_PATH, EVIDENCE_PATH], ids=["model", "state", "bundle", "evidence"]
+)
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("block", [0, 2])
 def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
