@@ -376,7 +376,7 @@ def test_a_block_that_is_missing_cut_or_another_one_is_refused_by_its_name(
         assert re.search(said, str(caught.value))
 
 
-@pytest.mark.parametrize("path", [SPOOL_PATH, RECORD_PATH])
+@pytest.mark.parametrize("path", [SPOOL_PATH, RECORD_PATH], ids=["update", "record"])
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("block", [0, -1])
 def test_an_update_that_does_not_open_is_left_out_and_told(
