@@ -159,7 +159,7 @@ database-fuzz: $(INSTALLED) ## Give the sandbox damaged and hostile database fil
 	@DATABASE_CASES=$(DATABASES) DATABASE_FIRST=$(or $(FIRST),0) $(BIN)/python -m pytest --timeout 0 tests/fuzz/test_databases.py $(ARGS)
 
 .PHONY: breaks
-breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, about a quarter of an hour; ONLY='clip x 2', FILE=noise for a subject, JOBS=2
+breaks: $(INSTALLED) ## Plant breaks in a copy of the tree and see each caught, some hours, JOBS=2 about half; ONLY='clip x 2', FILE=noise for a subject
 	@PYTHONPATH=$(CODE) $(BIN)/python -m tests.breaks.plant $(if $(ONLY),--only '$(ONLY)') $(if $(FILE),--file '$(FILE)') $(if $(JOBS),--jobs $(JOBS))
 
 # What looks at dependencies has an environment of its own, so that it neither changes nor counts as what it looks at.
